@@ -1,0 +1,164 @@
+"""The error tree of the project.
+
+Each class keeps the facts as attributes and builds its own sentence: what failed, on what, what to do.
+The library raises; only ``minisandbox.cli`` prints and exits. Kernel refusals that no one can add a
+fact to stay ``OSError``. Imports nothing of the project.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+#: Exit codes of the command line (``sysexits.h`` where it has one).
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_BUG = 70
+EXIT_TRANSIENT = 75
+
+
+class MiniSandboxError(Exception):
+    """Root of every error this project raises on purpose."""
+
+    exit_code: int = EXIT_FAILED
+
+
+class InvalidInput(MiniSandboxError):
+    """Something a person wrote (config, dataset, recipe, argument) cannot be used.
+
+    ``where`` names file, row and key; ``problem`` is a clause; ``remedy`` tells what to write instead.
+    """
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, where: str, problem: str, remedy: str = "") -> None:
+        self.where = where
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"{where}: {problem}" + (f"; {remedy}" if remedy else ""))
+
+
+class HostUnsupported(MiniSandboxError):
+    """This host refuses a mechanism the sandbox cannot do without."""
+
+    def __init__(self, mechanism: str, reason: str, remedy: str) -> None:
+        self.mechanism = mechanism
+        self.reason = reason
+        self.remedy = remedy
+        super().__init__(f"{mechanism} cannot be used on this host: {reason}; {remedy}")
+
+
+class SandboxDied(MiniSandboxError):
+    """The sandbox's process tree is gone; nothing more can be run in it."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(f"sandbox {name} is gone: {reason}; materialize the instance again")
+
+
+class SandboxFileError(MiniSandboxError):
+    """A file operation inside a sandbox failed; ``errno`` is the kernel's."""
+
+    def __init__(self, operation: str, path: str, errno: int, reason: str) -> None:
+        self.operation = operation
+        self.path = path
+        self.errno = errno
+        self.reason = reason
+        super().__init__(f"cannot {operation} {path} in the sandbox: {reason}")
+
+
+class ProcessFailed(MiniSandboxError):
+    """A program of the host that the pipeline needs ended with an error."""
+
+    def __init__(self, argv: Sequence[str], returncode: int, output: str) -> None:
+        self.argv = list(argv)
+        self.returncode = returncode
+        self.output = output
+        tail = "\n".join(output.strip().splitlines()[-5:])
+        super().__init__(f"`{' '.join(self.argv)}` ended with {returncode}: {tail or 'no output'}")
+
+
+class UnsafeArchive(MiniSandboxError):
+    """An archive holds a member that must never be unpacked."""
+
+    def __init__(self, archive: str, member: str, reason: str) -> None:
+        self.archive = archive
+        self.member = member
+        self.reason = reason
+        super().__init__(f"{archive}: member {member!r} refused: {reason}")
+
+
+class UnpackableTree(MiniSandboxError):
+    """A tree holds something that a layer cannot carry."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path} cannot be packed into a layer: {reason}")
+
+
+class LayerMissing(MiniSandboxError):
+    """A record names a layer that the store does not hold."""
+
+    def __init__(self, digest: str, store: Path) -> None:
+        self.digest = digest
+        self.store = store
+        super().__init__(f"layer {digest} is not in {store}; build it again with `snakemake`")
+
+
+class LayerDamaged(MiniSandboxError):
+    """A stored layer does not have the content its name promises."""
+
+    def __init__(self, digest: str, path: Path, reason: str) -> None:
+        self.digest = digest
+        self.path = path
+        self.reason = reason
+        super().__init__(
+            f"{path} is damaged: {reason}; remove it, drop the records that name it with "
+            "`minisandbox records drop --damaged`, and run `snakemake` again"
+        )
+
+
+class InstanceUnknown(MiniSandboxError):
+    """No row of the manifest has this instance id."""
+
+    def __init__(self, instance_id: str, nearest: Sequence[str]) -> None:
+        self.instance_id = instance_id
+        self.nearest = list(nearest)
+        hint = f"; did you mean {', '.join(self.nearest)}?" if self.nearest else ""
+        super().__init__(f"no instance {instance_id!r} in the manifest{hint}")
+
+
+class InstanceUnavailable(MiniSandboxError):
+    """The manifest lists the instance, but its build failed, so there is nothing to materialize."""
+
+    def __init__(self, instance_id: str, reason: str) -> None:
+        self.instance_id = instance_id
+        self.reason = reason
+        super().__init__(f"instance {instance_id} was not built: {reason}")
+
+
+class PatchFailed(MiniSandboxError):
+    """A patch does not apply; the tree is as it was before."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(f"{name} does not apply: {reason}")
+
+
+class StageFailed(MiniSandboxError):
+    """A pipeline stage cannot produce its result; it ends as a failed record, not as an exit code.
+
+    ``kind`` is one of ``minisandbox.records.stages.FAILURE_KINDS``. ``transient`` says that trying again
+    may help, and makes every attempt but the last exit with 75 instead of writing the record.
+    """
+
+    def __init__(self, kind: str, message: str, *, hint: str = "", transient: bool = False) -> None:
+        self.kind = kind
+        self.message = message
+        self.hint = hint
+        self.transient = transient
+        super().__init__(message + (f"; {hint}" if hint else ""))
