@@ -1,0 +1,48 @@
+# Every target does its own set-up: `make demo` and `make test` work on a fresh clone.
+PYTHON ?= python3
+CORES ?= all
+PYTEST = .venv/bin/python -m pytest -rs
+SKETCHES = Snakefile workflow/rules
+AS_ROOT_ALSO = $(if $(filter 0,$(shell id -u)),test-sandbox-user)
+
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: demo test check lint test-unit test-sandbox test-sandbox-user test-workflow plan clean help venv-build venv-dev
+
+demo: venv-build  ## build the embedded instances, validate them, list them
+	@snakemake --cores $(CORES) && minisandbox ls
+
+test: check test-sandbox $(AS_ROOT_ALSO) test-workflow  ## everything there is to check
+
+check: lint test-unit  ## formatting, lint, types, spelling, unit tests: quick, before each commit
+
+lint: venv-dev  ## the part of check that runs no test
+	@ruff format --check . && ruff check . && snakefmt --check $(SKETCHES) && snakemake --lint && pyright && codespell
+
+test-unit: venv-dev  ## tests of pure logic
+	@$(PYTEST) tests/unit
+
+test-sandbox: venv-dev  ## the sandbox and the field's known hazards, as whoever you are
+	@$(PYTEST) tests/sandbox tests/hazards
+
+test-sandbox-user: venv-dev  ## as root: unit, sandbox and hazards once more as an ordinary user
+	@.venv/bin/python tools/as_ordinary_user.py -m pytest -rs -p no:cacheprovider tests/unit tests/sandbox tests/hazards
+
+test-workflow: venv-dev  ## the pipeline end to end (needs the package index)
+	@$(PYTEST) tests/workflow
+
+plan: venv-build  ## what a build would do, without doing it
+	@snakemake --cores 1 --dry-run
+
+clean:  ## remove the environment and everything built
+	@find results -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} + && rm -rf .venv .venv.lock .snakemake .pytest_cache .ruff_cache
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' Makefile | awk -F ':  *' '{printf "make %-18s %s\n", $$1, $$2}'
+
+venv-build:
+	@$(PYTHON) tools/bootstrap.py build
+
+venv-dev:
+	@$(PYTHON) tools/bootstrap.py build dev

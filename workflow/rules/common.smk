@@ -1,0 +1,57 @@
+"""The plan and what the rules ask of it; no rule here.
+
+INPUTS   the configuration and the dataset and recipe files that it names
+OUTPUTS  <results>/plan/, written only when one of them changed
+         PLAN, the table of contents of the plan
+"""
+
+import sys
+
+from minisandbox.build.plan import ensure_plan
+from minisandbox.errors import InvalidInput
+
+try:
+    PLAN = ensure_plan(dict(config), [str(path) for path in workflow.configfiles])
+except InvalidInput as refused:
+    # An exception would come out as Snakemake's, wrapped in a traceback and with exit code 1.
+    print(refused, file=sys.stderr)
+    raise SystemExit(2)
+
+
+pathvars:
+    results=config.get("results", "results"),
+    logs="<results>/logs",
+    benchmarks="<results>/benchmarks",
+
+
+wildcard_constraints:
+    repo=r"[A-Za-z0-9._-]+",
+    python=r"[A-Za-z0-9._-]+",
+    env=r"[A-Za-z0-9._-]+",
+    batch=r"[A-Za-z0-9._-]+",
+
+
+def interpreter_of_environment(wildcards):
+    """The record of the interpreter that an environment is made with."""
+    python = PLAN.environments[wildcards.env].python
+    return f"<results>/interpreters/{python}/interpreter.json"
+
+
+def clones_of_batch(wildcards):
+    """The clone records of the repositories that the instances of a batch come from."""
+    batch = PLAN.environments[wildcards.env].batches[wildcards.batch]
+    return [f"<results>/sources/{repo}/clone.json" for repo in batch.repos]
+
+
+def all_validations(wildcards):
+    """The validation record of every batch there is."""
+    return [
+        f"<results>/environments/{env}/batches/{batch}/validation.json"
+        for env, environment in PLAN.environments.items()
+        for batch in environment.batches
+    ]
+
+
+def this_attempt(wildcards, attempt):
+    """Which try of a job this is; params would keep the first value, only resources see the next."""
+    return attempt

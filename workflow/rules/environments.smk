@@ -1,0 +1,58 @@
+"""Interpreters and environments: what instances stand on.
+
+INPUTS   <results>/plan/interpreters/{python}.json
+         <results>/plan/environments/{env}.json
+OUTPUTS  <results>/interpreters/{python}/interpreter.json
+         <results>/environments/{env}/environment.json
+         the records name the layers, which lie in the store
+"""
+
+
+rule find_interpreter:
+    """Find or install one CPython and pack it, so that a fresh node needs none of its own."""
+    input:
+        plan="<results>/plan/interpreters/{python}.json",
+    output:
+        record="<results>/interpreters/{python}/interpreter.json",
+    log:
+        "<logs>/find_interpreter/{python}.log",
+    benchmark:
+        "<benchmarks>/find_interpreter/{python}.tsv"
+    retries: 2
+    conda:
+        "../../envs/pipeline.yaml"
+    resources:
+        attempt=this_attempt,
+        mem_mb=1000,
+    shell:
+        "minisandbox build interpreter"
+        " --plan {input.plan:q}"
+        " --record {output.record:q}"
+        " --attempt {resources.attempt}"
+        " 2>&1 | tee {log:q}"
+
+
+rule build_environment:
+    """Make one virtual environment, install its packages inside the sandbox, and pack it."""
+    input:
+        plan="<results>/plan/environments/{env}.json",
+        interpreter=interpreter_of_environment,
+    output:
+        record="<results>/environments/{env}/environment.json",
+    log:
+        "<logs>/build_environment/{env}.log",
+    benchmark:
+        "<benchmarks>/build_environment/{env}.tsv"
+    retries: 2
+    conda:
+        "../../envs/pipeline.yaml"
+    resources:
+        attempt=this_attempt,
+        mem_mb=4000,
+    shell:
+        "minisandbox build environment"
+        " --plan {input.plan:q}"
+        " --interpreter {input.interpreter:q}"
+        " --record {output.record:q}"
+        " --attempt {resources.attempt}"
+        " 2>&1 | tee {log:q}"
