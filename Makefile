@@ -5,6 +5,7 @@ PYTEST = .venv/bin/python -m pytest -rs
 SKETCHES = Snakefile workflow/rules
 AS_ROOT_ALSO = $(if $(filter 0,$(shell id -u)),test-sandbox-user)
 
+# Snakemake's jobs call `minisandbox` by name.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help

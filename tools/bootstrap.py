@@ -3,18 +3,21 @@
     python3 tools/bootstrap.py build        what `make demo` needs
     python3 tools/bootstrap.py build dev    what `make test` needs
 
-Standard library only, and written so that an old Python can still parse it and say that it is old. A stamp, written
-last, holds the digest of pyproject.toml and of the interpreter: where it matches nothing is done, where it is missing
-(a run was killed) or differs the environment is made anew. Runs of two terminals wait for each other.
+Standard library only, and written so that an old Python can still parse it and say that it is old.
+A stamp, written last, holds the digest of pyproject.toml and of the interpreter: where it matches,
+nothing is done; where it is missing (a run was killed) or differs, the environment is made anew.
+Runs in two terminals wait for each other.
 """
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -40,7 +43,7 @@ UV_VARIABLES = {
 
 
 class Unable(Exception):
-    """The environment cannot be made; the message is one sentence for the person at the terminal."""
+    """The environment cannot be made; the message is one sentence for the person who asked."""
 
 
 def main(arguments: list[str]) -> int:
@@ -57,24 +60,25 @@ def main(arguments: list[str]) -> int:
 def ensure(extras: set[str]) -> None:
     """Bring `.venv` to hold at least `extras`; returns at once where it does."""
     with locked():
-        python = find_python()
-        key = key_of(python)
         stamp = read_stamp()
-        fresh = stamp is None or stamp["key"] != key or not VENV_PYTHON.exists()
-        present = set() if fresh else set(stamp["extras"])
+        present = set(stamp["extras"]) if stamp else set()
         if extras <= present:
             return
         require_programs()
-        STAMP.unlink(missing_ok=True)
-        if fresh:
+        if stamp:
+            python = stamp["python"]
+        else:
+            python = find_python()
             say(f"making .venv with {python} (once; takes a minute)")
             remove_tree(VENV)
             create(python)
+        STAMP.unlink(missing_ok=True)
         wanted = sorted(present | extras)
         install(wanted)
         # Beside and renamed: a stamp is whole or absent.
         partial = STAMP.with_suffix(".tmp")
-        partial.write_text(json.dumps({"key": key, "extras": wanted}) + "\n", encoding="utf-8")
+        stamp = {"key": key_of(python), "python": python, "extras": wanted}
+        partial.write_text(json.dumps(stamp, indent=1) + "\n", encoding="utf-8")
         partial.replace(STAMP)
 
 
@@ -84,7 +88,9 @@ def locked():
     try:
         fd = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise Unable(f"cannot write in {ROOT} ({error.strerror}); clone it to a place of your own") from error
+        raise Unable(
+            f"cannot write in {ROOT} ({error.strerror}); clone it to a place of your own"
+        ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -93,28 +99,25 @@ def locked():
 
 
 def find_python() -> str:
-    """The interpreter to build on: this one if it will do, else the first on PATH that does.
+    """The interpreter to build on: this one if nothing speaks against it, else the best on PATH.
 
-    As root an interpreter that other users can reach is preferred: sandboxes and the tests of the unprivileged half
-    run under other ids, which cannot enter, say, /root/.pyenv.
+    One that can make virtual environments by itself comes first. As root, so does one that other
+    users can reach: sandboxes and the tests of the unprivileged half run under other ids, which
+    cannot enter, say, /root/.pyenv.
     """
-    suitable = []
-    for candidate in candidates():
-        if not suits(candidate):
-            continue
-        if os.getuid() != 0 or reachable_by_others(candidate):
-            return candidate
-        suitable.append(candidate)
+    suitable = [candidate for candidate in candidates() if suits(candidate)]
     if not suitable:
         raise Unable(
-            "no Python >= 3.11 was found on PATH; install one (Debian 12 or later, Ubuntu 24.04 or later: "
-            "`apt-get install python3 python3-venv`; elsewhere: `uv python install 3.12` or pyenv) and run make again"
+            "no Python >= 3.11 was found on PATH; install one (Debian 12, Ubuntu 24.04 and later: "
+            "`apt-get install python3 python3-venv`; elsewhere: `uv python install 3.12` or pyenv) "
+            "and run make again"
         )
-    return suitable[0]
+    shared = os.getuid() == 0
+    return max(suitable, key=lambda it: (has_ensurepip(it), shared and reachable_by_others(it)))
 
 
 def candidates():
-    """Paths of interpreters, best first, each once; links are kept, because a venv's python is one."""
+    """Paths of interpreters, best first, each once; links are kept: a venv's python is one."""
     # In an activated virtual environment the interpreter below it is the one that stays.
     own = getattr(sys, "_base_executable", None) or sys.executable
     seen = set()
@@ -124,7 +127,8 @@ def candidates():
         paths += [os.path.join(folder, name) for folder in os.get_exec_path()]
     for path in paths:
         real = os.path.realpath(path)
-        if path and real not in seen and os.access(path, os.X_OK):
+        inside = Path(path).parent == VENV / "bin"
+        if not inside and real not in seen and os.access(path, os.X_OK):
             seen.add(real)
             yield path
 
@@ -133,30 +137,40 @@ def suits(python: str) -> bool:
     """Whether `python` runs, is CPython and is new enough."""
     if python == getattr(sys, "_base_executable", None):
         return sys.version_info >= OLDEST and sys.implementation.name == "cpython"
-    probe = f"import sys; sys.exit(not (sys.version_info >= {OLDEST} and sys.implementation.name == 'cpython'))"
-    return succeeds([python, "-I", "-S", "-c", probe])
+    condition = f"sys.version_info >= {OLDEST} and sys.implementation.name == 'cpython'"
+    return succeeds([python, "-I", "-S", "-c", f"import sys; sys.exit(not ({condition}))"])
+
+
+def has_ensurepip(python: str) -> bool:
+    """Whether `python -m venv` will work; Debian and Ubuntu split ensurepip into python3-venv."""
+    return succeeds([python, "-I", "-c", "import ensurepip, venv"])
 
 
 def reachable_by_others(python: str) -> bool:
-    """Whether an ordinary user could start `python`: every folder on the way can be entered by all."""
+    """Whether an ordinary user could start `python`: all may enter every folder on the way."""
     real = Path(os.path.realpath(python))
-    folders = {*Path(python).absolute().parents, *real.parents}
-    return all(folder.stat().st_mode & 0o001 for folder in folders) and bool(real.stat().st_mode & 0o001)
+    steps = {*Path(python).absolute().parents, *real.parents, real}
+    return all(step.stat().st_mode & stat.S_IXOTH for step in steps)
 
 
 def key_of(python: str) -> str:
-    """What the environment depends on, as a digest."""
+    """What the environment depends on, as a digest; raises `OSError` if the interpreter is gone."""
     real = os.path.realpath(python)
     digest = hashlib.sha256((ROOT / "pyproject.toml").read_bytes())
-    digest.update(f"{python}\0{real}\0{os.stat(real).st_size}\0{ROOT}".encode())
+    digest.update(f"{ROOT}\0{real}\0{os.stat(real).st_size}".encode())
     return digest.hexdigest()
 
 
 def read_stamp() -> dict | None:
-    """The stamp of a finished environment, or None."""
+    """The stamp, or None where the environment is unfinished or made for something else.
+
+    The interpreter is the one the stamp names, not the one that runs this: an activated environment
+    or another PATH in the next terminal is no reason to start over.
+    """
     try:
         stamp = json.loads(STAMP.read_text(encoding="utf-8"))
-        return {"key": str(stamp["key"]), "extras": list(stamp["extras"])}
+        fits = stamp["key"] == key_of(stamp["python"]) and VENV_PYTHON.exists()
+        return stamp if fits else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -170,91 +184,95 @@ def require_programs() -> None:
         missing.append("a C compiler")
     if missing:
         raise Unable(
-            f"{' and '.join(missing)} not found on PATH; install it (Debian, Ubuntu: `apt-get install git gcc`) "
-            "and run make again"
+            f"{' and '.join(missing)} not found on PATH; install it (Debian, Ubuntu: "
+            "`apt-get install git gcc`) and run make again"
         )
 
 
 def create(python: str) -> None:
     """Make an empty virtual environment that has pip.
 
-    Debian and Ubuntu split ensurepip, without which `venv` cannot install pip, into python3-venv; whatever else is
-    there that can do the same is tried before asking the person to install it.
+    Whatever is there that can do it is tried before asking the person to install something.
     """
-    if succeeds([python, "-I", "-c", "import ensurepip, venv"]):
+    if has_ensurepip(python):
         run([python, "-m", "venv", VENV])
     elif succeeds([python, "-m", "virtualenv", "--version"]):
         run([python, "-m", "virtualenv", "--quiet", VENV])
-    elif succeeds([python, "-c", "import pip, venv, sys; sys.exit(int(pip.__version__.split('.')[0]) < 23)"]):
+    elif succeeds([python, "-c", "import venv"]) and succeeds(
+        [python, "-m", "pip", "--python", python, "--version"]
+    ):
         run([python, "-m", "venv", "--without-pip", VENV])
         run([python, "-m", "pip", "--python", VENV_PYTHON, "install", "--quiet", "pip"])
     elif shutil.which("uv"):
-        run(["uv", "venv", "--quiet", "--seed", "--python", python, VENV], extra_env=uv_settings(python))
+        run(["uv", "venv", "--quiet", "--seed", "--python", python, VENV])
     else:
         raise Unable(
-            f"{python} cannot make virtual environments (no ensurepip, virtualenv, pip or uv); install one of them "
-            "(Debian, Ubuntu: `apt-get install python3-venv`) and run make again"
+            f"{python} cannot make virtual environments (no ensurepip, virtualenv, pip or uv); "
+            "install one (Debian, Ubuntu: `apt-get install python3-venv`) and run make again"
         )
 
 
 def install(extras: list[str]) -> None:
-    """Install this clone, editable, with `extras`: by uv for speed, by pip where uv cannot follow its settings."""
-    target = [str(ROOT) + "[" + ",".join(extras) + "]"]
-    pip = [VENV_PYTHON, "-m", "pip"]
-    quiet = ["--quiet", "--disable-pip-version-check"]
-    settings = pip_settings(VENV_PYTHON)
-    if not follows_with_uv(settings):
-        run([*pip, "install", *quiet, "--editable", *target])
+    """Install this clone, editable, with `extras`: by uv, which is quick, or else by pip itself."""
+    say(f"installing the extras {' and '.join(extras)}")
+    pip = [VENV_PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    target = ["--editable", f"{ROOT}[{','.join(extras)}]"]
+    settings = pip_settings()
+    if not uv_can_follow(settings):
+        run([*pip, *target])
         return
-    run([*pip, "install", *quiet, "uv"])
-    say("installing " + ", ".join(extras))
-    uv = [VENV / "bin" / "uv", "pip", "install", "--quiet", "--python", VENV_PYTHON, "--no-config"]
+    run([*pip, "uv"])
+    uv = [VENV / "bin" / "uv", "pip", "install", "--quiet", "--no-config", "--python", VENV_PYTHON]
     try:
-        run([*uv, "--editable", *target], extra_env=uv_settings(VENV_PYTHON))
+        run([*uv, *target], extra_env=uv_settings(settings))
     except Unable as problem:
-        say(f"uv could not ({problem}); trying pip")
-        run([*pip, "install", *quiet, "--editable", *target])
+        say(f"{problem}; trying pip instead")
+        run([*pip, *target])
 
 
-def pip_settings(python) -> dict[str, str]:
+def pip_settings() -> dict[str, str]:
     """What pip is configured to do, from its files and the environment, by option name.
 
-    `pip config list` prints `global.index-url='...'`, `install.cert='...'`, `:env:.index-url='...'`; the more specific
-    section wins, the environment over all.
+    `pip config list` prints `global.index-url='...'`, `install.cert='...'`, `:env:.proxy='...'`;
+    the more specific section wins, the environment over all.
     """
-    done = subprocess.run(
-        [str(python), "-m", "pip", "config", "list"], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    listing = subprocess.run(
+        [VENV_PYTHON, "-m", "pip", "config", "list"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     settings = {}
     for section in ("global.", "install.", ":env:."):
-        for line in done.stdout.splitlines():
+        for line in listing.stdout.splitlines():
             name, _, value = line.partition("=")
             if name.startswith(section):
-                settings[name[len(section) :]] = value.strip("'\"")
+                settings[name[len(section) :]] = ast.literal_eval(value)
     return settings
 
 
-def follows_with_uv(settings: dict[str, str]) -> bool:
-    """Whether uv can be told everything that decides where packages come from.
+def uv_can_follow(settings: dict[str, str]) -> bool:
+    """Whether uv can be told where packages come from.
 
-    Extra indexes and find-links on local disk and constraints only add to the main index, so leaving them out is safe;
-    no index at all, or one on local disk, is pip's own business.
+    Constraints, and extra indexes and find-links on local disk, only add to the main index: leaving
+    them out is safe. No index at all, or one on local disk, is pip's own business.
     """
-    if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
-        return False
-    return not settings.get("index-url", "").startswith("file:")
+    no_index = settings.get("no-index", "").lower() in ("1", "true", "yes", "on")
+    return not no_index and not settings.get("index-url", "").startswith("file:")
 
 
-def uv_settings(python) -> dict[str, str]:
-    """Environment variables that make uv use the index and certificates pip uses."""
-    settings = pip_settings(python)
-    translated = {UV_VARIABLES[name]: value for name, value in settings.items() if name in UV_VARIABLES and value}
-    remote = [url for url in settings.get("extra-index-url", "").split() if not url.startswith("file:")]
+def uv_settings(settings: dict[str, str]) -> dict[str, str]:
+    """Environment variables that make uv use pip's indexes and certificates; a person's own win."""
+    variables = {
+        variable: settings[name] for name, variable in UV_VARIABLES.items() if settings.get(name)
+    }
+    extra = settings.get("extra-index-url", "").split()
+    remote = [url for url in extra if not url.startswith("file:")]
     if remote:
-        # pip looks at all indexes and takes the best version; uv by default stops at the first that has the name.
-        translated["UV_INDEX"] = " ".join(remote)
-        translated["UV_INDEX_STRATEGY"] = "unsafe-best-match"
-    return {name: value for name, value in translated.items() if name not in os.environ}
+        # pip takes the best version of all indexes; uv by default stops at the first with the name.
+        variables["UV_INDEX"] = " ".join(remote)
+        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    return {name: value for name, value in variables.items() if name not in os.environ}
 
 
 def remove_tree(path: Path) -> None:
@@ -266,19 +284,25 @@ def remove_tree(path: Path) -> None:
 
 
 def run(argv, extra_env: dict[str, str] | None = None) -> None:
-    """Run one command; its failure is one sentence that holds the last line it printed."""
+    """Run one command; its failure is one sentence that holds the decisive line of its output."""
     command = [os.fspath(part) for part in argv]
-    # A PYTHONPATH or PYTHONHOME of the person's must not leak into what gets installed.
-    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
-    env.update(extra_env or {})
+    env = {**os.environ, **(extra_env or {})}
+    for name in ("PYTHONPATH", "PYTHONHOME"):  # a person's own must not decide what gets installed
+        env.pop(name, None)
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, cwd=ROOT
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=env,
+        cwd=ROOT,
     )
     if done.returncode:
         output = done.stdout.decode("utf-8", "replace").strip()
         print(output, file=sys.stderr)
-        last = output.splitlines()[-1] if output else "no output"
-        raise Unable(f"`{' '.join(command)}` ended with {done.returncode}: {last}")
+        lines = output.splitlines() or ["it printed nothing"]
+        errors = [line for line in lines if line.lower().startswith("error")]
+        raise Unable(f"`{' '.join(command)}` ended with {done.returncode}: {(errors or lines)[-1]}")
 
 
 def succeeds(argv) -> bool:
@@ -296,5 +320,7 @@ def say(text: str) -> None:
 
 if __name__ == "__main__":
     if sys.version_info < (3, 8):
-        sys.exit("bootstrap: this is Python %d.%d; run make with PYTHON=/path/to/python3.11 or later" % sys.version_info[:2])
+        sys.exit(
+            "bootstrap: this Python is too old; run `make PYTHON=/path/to/python3` with >= 3.11"
+        )
     sys.exit(main(sys.argv[1:]))
