@@ -1,0 +1,12 @@
+"""Deterministic packing of directory trees into tar streams, and safe unpacking of such streams.
+
+The bytes are described in ``docs/formats.md``. Imports only the standard library, ``errors`` and
+``idmap``.
+"""
+
+from __future__ import annotations
+
+from minisandbox.archive.packing import EARLIEST_DATE, PackStats, pack
+from minisandbox.archive.unpacking import Limits, unpack
+
+__all__ = ["EARLIEST_DATE", "Limits", "PackStats", "pack", "unpack"]
