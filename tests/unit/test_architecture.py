@@ -46,6 +46,7 @@ SHARED = frozenset(
         "rows",
         "stage",
         "upstream",
+        "virtualenv_tool",
         "workshop",
         "yamlfile",
     }
