@@ -27,7 +27,7 @@ test-unit: venv-dev  ## tests of pure logic
 test-sandbox: venv-dev  ## the sandbox and the field's known hazards, as whoever you are
 	@$(PYTEST) tests/sandbox tests/hazards
 
-test-sandbox-user: venv-dev  ## as root: unit, sandbox and hazards once more as an ordinary user
+test-sandbox-user: venv-dev  ## root only: unit, sandbox and hazards once more as an ordinary user
 	@.venv/bin/python tools/as_ordinary_user.py -m pytest -rs -p no:cacheprovider tests/unit tests/sandbox tests/hazards
 
 test-workflow: venv-dev  ## the pipeline end to end (needs the package index)
