@@ -1,0 +1,327 @@
+"""The system calls Python has no function for, each raising ``OSError`` with errno and path.
+
+Invariant: nothing here decides anything; policy lives with the callers. Kept to the modules an interpreter
+started with ``-I -S`` loads in a few milliseconds (no dataclasses, no pathlib), because the supervisor of
+every sandbox imports it. Constants are those of the kernel's uapi headers; both x86_64 and aarch64.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import platform
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable, Sequence
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_SLAVE = 1 << 19
+MNT_DETACH = 2
+
+MOUNT_ATTR_RDONLY = 1
+MOUNT_ATTR_NOSUID = 2
+MOUNT_ATTR_NODEV = 4
+_AT_RECURSIVE = 0x8000
+_AT_FDCWD = -100
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_CAPBSET_DROP = 24
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+
+CAP_SETUID = 7
+CAP_SYS_ADMIN = 21
+
+_KEYCTL_JOIN_SESSION_KEYRING = 1
+_SIOCGIFFLAGS = 0x8913
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP = 0x1
+
+#: Numbers that differ between architectures; those since 5.1 (like mount_setattr) are the same everywhere.
+_SYSCALLS = {
+    "x86_64": {"pivot_root": 155, "keyctl": 250},
+    "aarch64": {"pivot_root": 41, "keyctl": 219},
+}
+_SYS_MOUNT_SETATTR = 442
+
+#: One range of an id map: first id inside, first id outside, how many.
+Extent = tuple[int, int, int]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int, what: str, path: str | None = None) -> int:
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}", path)
+    return result
+
+
+def _syscall(name: str, *arguments: int | bytes) -> int:
+    numbers = _SYSCALLS.get(platform.machine())
+    if numbers is None:
+        raise OSError(errno.ENOSYS, f"{name}: no system call numbers for {platform.machine()}")
+    return _check(_libc.syscall(numbers[name], *arguments), name)
+
+
+def unshare(flags: int) -> None:
+    """unshare(2)."""
+    _check(_libc.unshare(flags), "unshare")
+
+
+def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """mount(2); ``options`` longer than the kernel's one page are an error that says so."""
+    encoded = os.fsencode(options)
+    if len(encoded) >= os.sysconf("SC_PAGE_SIZE"):
+        # mount(2) cuts at one page without a word: a lower layer would silently be missing.
+        raise OSError(errno.E2BIG, f"mount options of {len(encoded)} bytes exceed one page", target)
+    result = _libc.mount(
+        os.fsencode(source),
+        os.fsencode(target),
+        kind.encode(),
+        ctypes.c_ulong(flags),
+        encoded or None,
+    )
+    _check(result, f"mount {kind or source}", target)
+
+
+def umount(target: str, flags: int = 0) -> None:
+    """umount2(2)."""
+    _check(_libc.umount2(os.fsencode(target), flags), "umount", target)
+
+
+def set_mount_attributes(target: str, attributes: int) -> None:
+    """Add ``MOUNT_ATTR_*`` to a mount and all mounts below it (mount_setattr(2), Linux 5.12)."""
+    # struct mount_attr: attr_set, attr_clr, propagation, userns_fd. Unlike a remount this cannot clear a
+    # flag by omission, which the kernel refuses for mounts inherited from a more privileged namespace.
+    attr = struct.pack("=QQQQ", attributes, 0, 0, 0)
+    result = _libc.syscall(
+        _SYS_MOUNT_SETATTR,
+        _AT_FDCWD,
+        os.fsencode(target),
+        _AT_RECURSIVE,
+        ctypes.c_char_p(attr),
+        ctypes.c_size_t(len(attr)),
+    )
+    _check(result, "mount_setattr", target)
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    """pivot_root(2)."""
+    _syscall("pivot_root", os.fsencode(new_root), os.fsencode(put_old))
+
+
+def _prctl(option: int, value: int, what: str) -> None:
+    _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), what)
+
+
+def set_parent_death_signal(number: int) -> None:
+    """Get signal ``number`` when the parent *thread* ends; a change of ids clears it (prctl(2))."""
+    _prctl(_PR_SET_PDEATHSIG, number, "PR_SET_PDEATHSIG")
+
+
+def become_subreaper() -> None:
+    """Orphans among the descendants become children of this process instead of PID 1's."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
+
+
+def set_dumpable(dumpable: bool) -> None:
+    """A change of ids clears it, and then ``/proc/self`` belongs to root of the host (proc(5))."""
+    _prctl(_PR_SET_DUMPABLE, int(dumpable), "PR_SET_DUMPABLE")
+
+
+def forbid_new_privileges() -> None:
+    """No program started from here on gains anything from set-id bits or file capabilities."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, "PR_SET_NO_NEW_PRIVS")
+
+
+def limit_capabilities(keep: frozenset[int]) -> None:
+    """Drop all capabilities but ``keep`` from the bounding set, for every program executed later."""
+    for capability in range(64):
+        if capability in keep:
+            continue
+        if _libc.prctl(_PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0) == -1:
+            if ctypes.get_errno() == errno.EINVAL:  # one past the last this kernel knows
+                return
+            _check(-1, "PR_CAPBSET_DROP")
+
+
+def effective_capabilities() -> int:
+    """The effective set of this process as a bit mask."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        for line in status:
+            if line.startswith("CapEff:"):
+                return int(line.split()[1], 16)
+    return 0
+
+
+def new_session_keyring() -> None:
+    """Leave the caller's session keyring behind; kernels without keys are fine."""
+    try:
+        _syscall("keyctl", _KEYCTL_JOIN_SESSION_KEYRING, 0)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+            raise
+
+
+def bring_up_loopback() -> None:
+    """Set ``lo`` up; the kernel then gives it 127.0.0.1 and, where it knows IPv6, ::1."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        request = struct.pack("16sh14x", b"lo", 0)
+        flags = struct.unpack("16sh14x", fcntl.ioctl(probe, _SIOCGIFFLAGS, request))[1]
+        if not flags & _IFF_UP:  # nested in gVisor it is up already, and setting it fails
+            fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
+
+
+def erase_command_line(title: bytes) -> None:
+    """Overwrite what ``/proc/<pid>/cmdline`` shows: it names directories of the host."""
+    with open("/proc/self/stat", "rb") as stat:
+        fields = stat.read().rpartition(b")")[2].split()
+    start, end = (
+        int(fields[45]),
+        int(fields[46]),
+    )  # arg_start and arg_end, fields 48 and 49 of proc(5)
+    if end > start > 0:
+        ctypes.memset(start, 0, end - start)
+        ctypes.memmove(start, title, min(len(title), end - start - 1))
+
+
+def close_all_but(keep: Sequence[int]) -> None:
+    """Close every descriptor from 0 up that is not in ``keep``."""
+    low = 0
+    for fd in sorted(set(keep)):
+        if fd > low:  # CPython turns closerange(0, 0) into "close everything"
+            os.closerange(low, fd)
+        low = fd + 1
+    limit = 1 << 20
+    if hasattr(_libc, "close_range"):
+        _libc.close_range(ctypes.c_uint(low), ctypes.c_uint(0xFFFFFFFF), 0)
+    else:
+        os.closerange(low, limit)
+
+
+def reset_signals() -> None:
+    """Give the dispositions a new program expects: Python ignores SIGPIPE and SIGXFSZ, programs do not."""
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _run(program: str, arguments: Sequence[str]) -> int:
+    quiet = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1, 2)]
+    return os.posix_spawn(program, [program, *arguments], {}, file_actions=quiet)
+
+
+def write_id_maps(
+    pid: int, uids: Sequence[Extent], gids: Sequence[Extent], *, helpers: tuple[str, str] | None
+) -> None:
+    """Write the maps of the user namespace of ``pid``, a child waiting in its new user namespace.
+
+    With ``helpers`` (paths of newuidmap and newgidmap) they do it, else this process, which must be allowed
+    to: root any range, others one id of their own and only without setgroups (user_namespaces(7)).
+    """
+    if helpers is not None:
+        # Both run at once: each takes milliseconds, and every start waits for them.
+        jobs = [
+            (program, _run(program, [str(pid), *(str(number) for e in extents for number in e)]))
+            for program, extents in zip(helpers, (uids, gids), strict=True)
+        ]
+        for program, child in jobs:
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            if status != 0:
+                raise OSError(errno.EPERM, f"{program} ended with {status}", program)
+        return
+    if len(uids) == 1 and uids[0][2] == 1:
+        _write(f"/proc/{pid}/setgroups", "deny")
+    _write(f"/proc/{pid}/uid_map", "".join(f"{a} {b} {n}\n" for a, b, n in uids))
+    _write(f"/proc/{pid}/gid_map", "".join(f"{a} {b} {n}\n" for a, b, n in gids))
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def become_inside_root(*, groups: bool) -> None:
+    """Take id 0 of the user namespace just entered; ``groups`` false where setgroups is denied."""
+    if groups:
+        os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    set_dumpable(True)
+
+
+def fork_mapped(
+    uids: Sequence[Extent],
+    gids: Sequence[Extent],
+    *,
+    helpers: tuple[str, str] | None,
+    namespaces: int,
+    child: Callable[[], None],
+) -> int:
+    """Fork a child that enters a new user namespace (plus ``namespaces``) as its id 0, and runs ``child``.
+
+    Returns its pid once the maps are written. The child ends with ``os._exit``: 0, or 1 when ``child``
+    raised, or the errno of a refused ``unshare``, which the parent raises as ``OSError``.
+    """
+    parent_end, child_end = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            parent_end.close()
+            try:
+                unshare(CLONE_NEWUSER | namespaces)
+            except OSError as error:
+                child_end.sendall(bytes([error.errno or errno.EPERM]))
+                os._exit(1)
+            child_end.sendall(b"\0")
+            if child_end.recv(1) != b"g":
+                os._exit(1)
+            child_end.close()
+            single = len(uids) == 1 and uids[0][2] == 1
+            become_inside_root(groups=not single)
+            set_parent_death_signal(signal.SIGKILL)  # only now: a change of ids clears it
+            child()
+            code = 0
+        except BaseException:
+            sys.excepthook(*sys.exc_info())  # os._exit would lose it
+        finally:
+            os._exit(code)
+    child_end.close()
+    try:
+        answer = parent_end.recv(1)
+        if answer != b"\0":
+            number = answer[0] if answer else errno.EPERM
+            raise OSError(number, f"unshare: {os.strerror(number)}")
+        write_id_maps(pid, uids, gids, helpers=helpers)
+        parent_end.sendall(b"g")
+    except BaseException:
+        parent_end.close()
+        os.waitpid(pid, 0)
+        raise
+    parent_end.close()
+    return pid

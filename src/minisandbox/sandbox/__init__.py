@@ -1,0 +1,11 @@
+"""Sandboxes: a process tree in namespaces of its own, over a stack of unpacked layers.
+
+Plain Python and system calls; no root, no daemon, no set-uid program of ours. The package imports only the
+standard library and the lowest modules of the project, and knows nothing of stores or instances.
+"""
+
+from minisandbox.sandbox.client import Sandbox
+from minisandbox.sandbox.profile import Bind, Network, Profile
+from minisandbox.sandbox.result import Result
+
+__all__ = ["Bind", "Network", "Profile", "Result", "Sandbox"]

@@ -1,0 +1,48 @@
+"""Users and groups of a sandbox, read from its own files.
+
+Not through ``pwd`` and ``grp``: those would load the name service modules of whatever lies in the sandbox
+into a process that holds capabilities.
+"""
+
+from __future__ import annotations
+
+import errno
+
+
+class Account:
+    """The ids a command runs with."""
+
+    def __init__(self, uid: int, gid: int, groups: list[int]) -> None:
+        self.uid = uid
+        self.gid = gid
+        self.groups = groups
+
+
+def find(user: str | int | None) -> Account:
+    """The account named (or numbered) ``user``; None is root. A number need not be in /etc/passwd.
+
+    Raises ``OSError`` (ENOENT, with the name) for an unknown name.
+    """
+    if user is None or user in (0, "0", "root"):
+        return Account(0, 0, [])
+    rows = _rows("/etc/passwd", 7)
+    for name, _, uid, gid, *_ in rows:
+        if str(user) in (name, uid):
+            groups = [
+                int(group[2])
+                for group in _rows("/etc/group", 4)
+                if name in group[3].split(",") and group[2].isdigit()
+            ]
+            return Account(int(uid), int(gid), sorted({int(gid), *groups}))
+    if str(user).isdigit():
+        return Account(int(user), int(user), [int(user)])
+    raise OSError(errno.ENOENT, "no such user", str(user))
+
+
+def _rows(path: str, width: int) -> list[list[str]]:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as table:
+            rows = [line.rstrip("\n").split(":") for line in table]
+    except OSError:
+        return []
+    return [row for row in rows if len(row) >= width]

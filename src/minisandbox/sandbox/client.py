@@ -1,0 +1,351 @@
+"""A running sandbox, as the rest of the project holds it.
+
+Several threads may use one sandbox at once; each request has a channel of its own. Invariant: a command that
+fails is a :class:`Result`, a sandbox that is gone is :class:`SandboxDied`, and the two are never confused.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import posixpath
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from minisandbox.errors import InvalidInput, SandboxDied, SandboxFileError
+from minisandbox.idmap import IdMap, current, remove_tree
+from minisandbox.sandbox import capture, terminal, trees, wire
+from minisandbox.sandbox.launch import Link, launch
+from minisandbox.sandbox.profile import Profile
+from minisandbox.sandbox.result import EXIT_TIMED_OUT, Result
+
+DEFAULT_ENV: Mapping[str, str] = {
+    "HOME": "/root",
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "TERM": "dumb",
+}
+_EXIT_KILLED = 128 + 9
+_MIB = 1 << 20
+
+
+class Sandbox:
+    """One process tree in namespaces of its own, over a stack of layers. Made by :meth:`start`."""
+
+    def __init__(self, link: Link, idmap: IdMap, env: Mapping[str, str], cwd: str, name: str) -> None:
+        self.name = name
+        self._link = link
+        self._idmap = idmap
+        self._env = dict(env)
+        self._cwd = cwd
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._closed = ""
+
+    @classmethod
+    def start(
+        cls,
+        layers: Sequence[Path],
+        *,
+        scratch: Path,
+        idmap: IdMap | None = None,
+        profile: Profile | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "/",
+        name: str = "",
+        start_timeout: float = 120.0,
+    ) -> Sandbox:
+        """Start a sandbox over unpacked ``layers`` (bottom first) and the host's /usr.
+
+        ``scratch`` is an existing directory on a local file system; the sandbox makes one directory of its
+        own there, removes it when it closes, and removes what killed ones left. ``env`` is added to
+        ``DEFAULT_ENV`` for every command. Raises ``HostUnsupported`` where the kernel refuses something, and
+        ``InvalidInput`` for layers that cannot be stacked.
+        """
+        idmap = idmap or current()
+        link = launch(layers, scratch, idmap, profile or Profile(), timeout=start_timeout)
+        return cls(link, idmap, {**DEFAULT_ENV, **(env or {})}, cwd, name or link.box.name)
+
+    @property
+    def alive(self) -> bool:
+        """Whether commands can be run now."""
+        return not self._closed and self._link.alive()
+
+    @property
+    def pid(self) -> int:
+        """Host pid of the sandbox's PID 1."""
+        return self._link.init_pid
+
+    def __enter__(self) -> Sandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | int | None = None,
+        timeout: float | None = None,
+        max_output: int = 16 * _MIB,
+        merge_stderr: bool = False,
+    ) -> Result:
+        """Run ``command`` and return when it has ended, or ``timeout`` seconds have passed.
+
+        A string is a bash script of any size (sh where there is no bash), a sequence is a program with its
+        arguments. The end of the shell is the end of the command: processes it left in the background live
+        on, and what they print later is dropped. A timeout ends the command's whole tree, background
+        processes and daemons included, and keeps the output so far. Standard input is /dev/null unless
+        given. Of each stream ``max_output`` bytes are kept, its beginning and its end. Raises ``SandboxDied``
+        when the sandbox is gone, ``SandboxFileError`` when ``user`` is unknown.
+        """
+        request, files = self._command(command, env, cwd, user)
+        request["merge"] = merge_stderr
+        if stdin is not None:
+            request["stdin"] = len(files)
+            files.append(wire.memory_file("stdin", stdin))
+        started = time.monotonic()
+        token, channel = self._request(request, files)
+        with channel:
+            _, pipes = self._reply(channel, "streams", timeout)
+            streams = [capture.Stream(max_output) for _ in pipes]
+            deadline = None if timeout is None else started + timeout
+            ended = capture.collect(channel, pipes, streams, deadline)
+        code = self._exit_code(ended, token)
+        outputs = [stream.content() for stream in streams]
+        return Result(
+            stdout=outputs[0],
+            stderr=b"" if merge_stderr else outputs[1],
+            exit_code=code,
+            duration=time.monotonic() - started,
+            timed_out=ended.timed_out,
+            truncated=any(stream.dropped for stream in streams),
+        )
+
+    def open_shell(
+        self,
+        *,
+        argv: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> int:
+        """Connect the caller's terminal to a program on a terminal inside; returns its exit code.
+
+        ``argv`` is a login-less interactive bash unless given. Where standard input is no terminal its bytes
+        are passed on all the same, and its end is typed as Ctrl-D.
+        """
+        shell = argv or ["/bin/sh", "-c", "exec bash -i || exec sh -i"]
+        term = {"TERM": os.environ.get("TERM", "xterm"), **(env or {})}
+        request, files = self._command(list(shell), term, cwd, None)
+        request["pty"], request["size"] = True, terminal.size()
+        _, channel = self._request(request, files)
+        with channel:
+            _, (master,) = self._reply(channel, "streams", None)
+            fields = terminal.relay(master, channel)
+        if not fields:
+            self._raise_if_dead()
+            return _EXIT_KILLED
+        return int(fields[1])
+
+    def read_file(self, path: str, *, max_bytes: int = 1024 * _MIB) -> bytes:
+        """The content of a regular file. Raises ``SandboxFileError`` (EFBIG beyond ``max_bytes``)."""
+        _, channel = self._request({"operation": "read", "path": self._absolute(path)}, [])
+        with channel:
+            _, (fd,) = self._reply(channel, "file", None)
+        with open(fd, "rb") as file:
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise SandboxFileError("read", path, 27, f"it is larger than {max_bytes} bytes")
+        return data
+
+    def write_file(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
+        """Make or replace a file in one step, with its parent directories; a link is written through."""
+        content = data.encode("utf-8") if isinstance(data, str) else data
+        request = {"operation": "write", "path": self._absolute(path), "mode": mode}
+        _, channel = self._request(request, [wire.memory_file("data", content)])
+        with channel:
+            self._reply(channel, "done", None)
+
+    def upload(self, local: Path, remote: str) -> None:
+        """Copy a file or directory of the host to ``remote``, merging into a directory that is there.
+
+        Kept: content, modes, times, links as they are. Raises ``SandboxFileError``, or ``OSError`` for what
+        cannot be read on the host.
+        """
+        read_end, write_end = os.pipe()
+        request = {"operation": "upload", "path": self._absolute(remote)}
+        try:
+            _, channel = self._request(request, [read_end])
+        except BaseException:
+            os.close(write_end)
+            raise
+        with channel:
+            try:
+                trees.send(os.fspath(local), write_end)
+            except BrokenPipeError:
+                pass  # the other side has stopped reading; it says why
+            finally:
+                os.close(write_end)
+            self._reply(channel, "done", None)
+
+    def download(self, remote: str, local: Path) -> None:
+        """Copy a file or directory of the sandbox to ``local``, merging into a directory that is there.
+
+        Like :meth:`upload`; set-id bits are dropped. The stream is not trusted: nothing outside ``local`` is
+        written, whatever the sandbox sends.
+        """
+        read_end, write_end = os.pipe()
+        request = {"operation": "download", "path": self._absolute(remote)}
+        with open(read_end, "rb", buffering=_MIB) as stream:
+            _, channel = self._request(request, [write_end])
+            with channel:
+                receiver = trees.Receiver(os.fspath(local), mode_mask=0o777)
+                try:
+                    receiver.receive(stream)
+                except OSError as error:
+                    if error.errno != trees.CUT:
+                        raise
+                    self._reply(channel, "done", None)  # raises the reason for which it was cut
+                    raise
+                finally:
+                    receiver.close()
+                self._reply(channel, "done", None)
+
+    def seal(self) -> Path:
+        """End every process and return the upper directory, which stays until :meth:`close`.
+
+        Its files have the ids of the sandbox's map; read it with ``idmap.call_mapped``.
+        """
+        with self._lock:
+            if self._closed:
+                raise SandboxDied(self.name, self._closed)
+            self._link.end_processes()
+            self._closed = "it was sealed"
+        return self._link.box / "upper"
+
+    def close(self) -> None:
+        """End every process and remove the scratch directory; harmless when done already."""
+        with self._lock:
+            if self._closed == "it was closed":
+                return
+            self._closed = "it was closed"
+            self._link.close()
+        if self._link.box.name and self._link.box.exists():
+            try:
+                remove_tree(self._link.box, self._idmap)  # its supervisor was killed
+            except OSError:
+                pass  # processes may still be dying; the next start in this scratch removes it
+
+    def _absolute(self, path: str) -> str:
+        if "\0" in path:
+            raise InvalidInput("path", f"{path!r} holds a NUL byte")
+        return posixpath.join(self._cwd, path)
+
+    def _command(
+        self,
+        command: str | Sequence[str],
+        env: Mapping[str, str] | None,
+        cwd: str | None,
+        user: str | int | None,
+    ) -> tuple[dict[str, Any], list[int]]:
+        argv = [] if isinstance(command, str) else list(command)
+        whole = {**self._env, **(env or {})}
+        if not isinstance(command, str) and not argv:
+            raise InvalidInput("command", "the sequence is empty")
+        texts = [command] if isinstance(command, str) else argv
+        for text in (*texts, *whole, *whole.values()):
+            if "\0" in text:
+                raise InvalidInput("command", "arguments and environment cannot hold NUL bytes")
+        files: list[int] = []
+        if isinstance(command, str):
+            files.append(wire.memory_file("script", command.encode("utf-8", "surrogateescape")))
+        request: dict[str, Any] = {
+            "operation": "run",
+            "argv": argv,
+            "script": len(files) - 1,
+            "stdin": -1,
+            "env": whole,
+            "cwd": posixpath.join(self._cwd, cwd or ""),
+            "user": user,
+            "merge": False,
+            "pty": False,
+        }
+        return request, files
+
+    def _request(self, request: dict[str, Any], files: list[int]) -> tuple[str, socket.socket]:
+        """Send a request and return its channel; ``files`` are closed here in any case."""
+        token = str(next(self._numbers))
+        try:
+            if self._closed:
+                raise SandboxDied(self.name, self._closed)
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                body = wire.memory_file("request", wire.pack(request))
+                with theirs:
+                    try:
+                        fds = [theirs.fileno(), body, *files]
+                        wire.send(self._link.control, "start", token, fds=fds)
+                    finally:
+                        os.close(body)
+            except BaseException:
+                ours.close()
+                raise
+            return token, ours
+        except (BrokenPipeError, ConnectionError) as error:
+            raise SandboxDied(self.name, self._why_dead()) from error
+        finally:
+            for fd in files:
+                os.close(fd)
+
+    def _reply(
+        self, channel: socket.socket, expected: str, timeout: float | None
+    ) -> tuple[list[str], list[int]]:
+        # Only a stopped monitor can keep silent here, and then only a caller who set a limit wants to know.
+        limit = None if timeout is None else timeout + capture.KILL_PATIENCE
+        channel.settimeout(limit if limit is not None and math.isfinite(limit) else None)
+        fields, fds = wire.receive(channel)
+        channel.settimeout(None)
+        if fields[:1] == [expected]:
+            return fields, fds
+        for fd in fds:
+            os.close(fd)
+        if fields[:1] == ["error"]:
+            number = int(fields[1])
+            raise SandboxFileError(fields[2], fields[3], number, os.strerror(number))
+        self._raise_if_dead()
+        reason = self._link.log_tail() or "its process in the sandbox was killed"
+        raise SandboxFileError("finish", "a request", 4, reason)
+
+    def _exit_code(self, ended: capture.Ended, token: str) -> int:
+        if ended.timed_out:
+            if not ended.fields:
+                try:
+                    wire.send(self._link.control, "kill", token)
+                except OSError:
+                    self._raise_if_dead()
+            return EXIT_TIMED_OUT
+        if not ended.fields:
+            self._raise_if_dead()
+            return _EXIT_KILLED  # the command killed everything it could see, its monitor included
+        return int(ended.fields[1])
+
+    def _raise_if_dead(self) -> None:
+        if not self.alive:
+            raise SandboxDied(self.name, self._closed or self._why_dead())
+
+    def _why_dead(self) -> str:
+        return self._link.log_tail() or "its first process was killed"

@@ -1,0 +1,161 @@
+"""Starting the supervisor of one sandbox, and the client's ends of what connects them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from minisandbox.errors import HostUnsupported, InvalidInput
+from minisandbox.idmap import IdMap
+from minisandbox.sandbox import base, refusals, wire
+from minisandbox.sandbox.profile import Profile
+
+#: What overlayfs takes (OVL_MAX_STACK), less the skeleton.
+MAX_LAYERS = 499
+
+#: Stands in for the package's __init__, which imports the client: that would double the time of a start.
+_BOOTSTRAP = """\
+import sys
+sys.path.append(sys.argv[1])
+import minisandbox
+package = type(sys)("minisandbox.sandbox")
+package.__path__ = [minisandbox.__path__[0] + "/sandbox"]
+sys.modules["minisandbox.sandbox"] = package
+from minisandbox.sandbox.supervisor import main
+main()
+"""
+_IMPORT_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+class Link:
+    """A live connection to a supervisor: ``control`` reaches PID 1, ``lease`` the supervisor itself."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], control: socket.socket, lease: socket.socket, log: int
+    ) -> None:
+        self.process = process
+        self.control = control
+        self.lease = lease
+        self.box = Path()
+        self.init_pid = 0
+        self._log = log
+
+    def alive(self) -> bool:
+        """Whether PID 1 still holds its end."""
+        poller = select.poll()
+        poller.register(self.control, select.POLLRDHUP)
+        return not poller.poll(0)
+
+    def end_processes(self) -> None:
+        """End PID 1 and with it every process of the sandbox; returns when they are gone."""
+        self.control.shutdown(socket.SHUT_RDWR)
+        while self.lease.recv(1) not in (b"e", b""):
+            pass
+
+    def log_tail(self) -> str:
+        """The last lines that supervisor and PID 1 wrote about themselves."""
+        lines = wire.read_all(self._log)[-4000:].decode("utf-8", "replace").strip().splitlines()
+        return " ".join(lines[-3:])
+
+    def close(self) -> None:
+        """End everything and wait until the supervisor has removed the scratch directory."""
+        for sock in (self.control, self.lease):
+            try:
+                # Not only close: a forked child of this program may hold copies of the descriptors.
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+        self.process.wait()
+        self.control.close()
+        self.lease.close()
+        os.close(self._log)
+
+
+def launch(
+    layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile, *, timeout: float
+) -> Link:
+    """Start a sandbox and return when PID 1 serves; raises what :func:`refusals.explain` makes of failures."""
+    spec = _spec(layers, scratch, idmap, profile)
+    control, their_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    lease, their_lease = socket.socketpair()
+    log = os.memfd_create("log")
+    spec["control"], spec["lease"] = their_control.fileno(), their_lease.fileno()
+    request = wire.memory_file("spec", wire.pack(spec))
+    with their_control, their_lease:
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _IMPORT_ROOT],
+                stdin=request,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                cwd="/",
+                env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
+                pass_fds=(spec["control"], spec["lease"]),
+                start_new_session=True,
+            )
+        finally:
+            os.close(request)
+    link = Link(process, control, lease, log)
+    try:
+        _await_ready(link, timeout)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile) -> dict[str, Any]:
+    for path in (*layers, scratch):
+        if not path.is_dir():
+            raise InvalidInput(str(path), "is not a directory", "unpack the layer, or make the directory")
+    if len(layers) > MAX_LAYERS:
+        raise InvalidInput("layers", f"{len(layers)} are too many", f"join some; at most {MAX_LAYERS} stack")
+    binds = base.host_binds()
+    for bind in profile.binds:
+        if not bind.source.exists():
+            raise InvalidInput(str(bind.source), "cannot be bound, it does not exist")
+        binds.append((str(bind.source.resolve()), bind.target, bind.writable))
+    scratch = scratch.resolve()
+    lowers = [*reversed(layers), base.ensure_skeleton(scratch, profile, idmap)]
+    return {
+        "scratch": str(scratch),
+        "lowers": [str(path.resolve()) for path in lowers],
+        "kind": idmap.kind,
+        "ids": idmap.count,
+        "uids": idmap.uid_extents,
+        "gids": idmap.gid_extents,
+        "helpers": idmap.helpers,
+        "binds": binds,
+        "network": profile.network,
+        "hostname": profile.hostname,
+        "redirect_dir": profile.redirect_dir,
+    }
+
+
+def _await_ready(link: Link, timeout: float) -> None:
+    link.control.settimeout(timeout)
+    try:
+        fields, _ = wire.receive(link.control)
+    except TimeoutError:
+        link.process.send_signal(signal.SIGKILL)
+        reason = f"it was not ready after {timeout:g} s: {link.log_tail() or 'nothing logged'}"
+        raise HostUnsupported("starting a sandbox", reason, "raise start_timeout if storage is slow") from None
+    if fields[:1] == ["refused"]:
+        raise refusals.explain(fields[1], int(fields[2]), fields[3])
+    if fields[:1] != ["ready"]:
+        code = link.process.wait()
+        reason = link.log_tail() or f"the supervisor ended with {code} and said nothing"
+        raise HostUnsupported("starting a sandbox", reason, "run `minisandbox doctor`")
+    link.control.settimeout(None)
+    link.box = Path(fields[1])
+    pid = link.lease.recv(4)
+    if len(pid) != 4:
+        raise HostUnsupported("starting a sandbox", link.log_tail() or "it died", "run `minisandbox doctor`")
+    link.init_pid = int.from_bytes(pid, "little")

@@ -1,0 +1,120 @@
+"""Waiting for children and ending whole trees of them, inside a sandbox's pid namespace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+
+class ChildWakeup:
+    """A descriptor that becomes readable when a child ends, for use with ``poll``."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+
+    def fileno(self) -> int:
+        """The descriptor to poll for reading."""
+        return self._read
+
+    def clear(self) -> None:
+        """Forget the wake-ups so far; call before reaping, or one that comes in between is lost."""
+        try:
+            while len(os.read(self._read, 512)) == 512:
+                pass
+        except BlockingIOError:
+            pass
+
+    def close(self) -> None:
+        """Stop listening (a forked child does, before it makes one of its own)."""
+        signal.set_wakeup_fd(-1)
+        os.close(self._read)
+        os.close(self._write)
+
+
+def reap() -> list[tuple[int, int]]:
+    """Collect every child that has ended, as pid and exit code (negative: the signal)."""
+    ended: list[tuple[int, int]] = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append((pid, os.waitstatus_to_exitcode(status)))
+
+
+def has_children() -> bool:
+    """Whether any child is left, running or dead; a dead one is not collected."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def descendants(root: int) -> list[int]:
+    """All processes below ``root``, by the parents that /proc shows now."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as stat:
+                # The program's name is in parentheses and may itself hold blanks and parentheses.
+                fields = stat.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        children.setdefault(int(fields[1]), []).append(int(name))
+    found = list(children.get(root, []))
+    for pid in found:
+        found.extend(children.get(pid, []))
+    return found
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def signal_tree(root: int, number: int) -> None:
+    """Signal ``root`` and all below it, those first, so that no parent can react to a child's end."""
+    for pid in (*descendants(root), root):
+        _signal(pid, number)
+
+
+def end_descendants(patience: float = 5.0) -> None:
+    """Kill and collect everything below this process, a subreaper, within about ``patience`` seconds.
+
+    Being a subreaper is what makes this exact: processes that daemonized or made sessions of their own come
+    back here when their parents die. Stopping all of them first keeps a fork bomb from outrunning the scan.
+    If processes are left at the end, everything in the sandbox but PID 1 and this process is killed.
+    """
+    me = os.getpid()
+    stopped: set[int] = set()
+    deadline = time.monotonic() + patience
+    while (fresh := set(descendants(me)) - stopped) and time.monotonic() < deadline:
+        for pid in fresh:
+            _signal(pid, signal.SIGSTOP)
+        stopped |= fresh
+    if not _kill_descendants(me, deadline):
+        os.kill(-1, signal.SIGKILL)
+        # What is left after this waits in the kernel, and dies when the kernel lets it.
+        _kill_descendants(me, time.monotonic() + patience)
+
+
+def _kill_descendants(me: int, deadline: float) -> bool:
+    while has_children():
+        if time.monotonic() > deadline:
+            return False
+        for pid in descendants(me):
+            _signal(pid, signal.SIGKILL)
+        reap()
+        time.sleep(0.001)
+        reap()
+    return True

@@ -1,0 +1,76 @@
+"""What a sandbox is started with, as data that goes into records.
+
+A result is only comparable with another one of the same profile: loosening it for one repository has changed
+the test results of another. So a profile has an identity, and records carry its digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from minisandbox.errors import InvalidInput
+
+#: ``none``: a network namespace with nothing but a loopback device. ``host``: the host's network, with every
+#: service on its loopback and every abstract socket; only for trusted code.
+Network = Literal["none", "host"]
+
+#: Raised when the meaning of a profile changes (mounts, capabilities, masks), so that digests change too.
+ISOLATION_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A directory or file of the host shown inside at ``target``; read-only unless ``writable``.
+
+    Files that belong to host ids outside the sandbox's id map look like nobody's and cannot be written even
+    then. A missing target is made, in the upper directory.
+    """
+
+    source: Path
+    target: str
+    writable: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.target.startswith("/") or ".." in self.target.split("/") or "\0" in self.target:
+            raise InvalidInput("bind target", f"{self.target!r} is not an absolute path without '..'")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How much of the host a sandbox sees.
+
+    ``redirect_dir`` lets a root caller's sandbox rename directories of lower layers. Sandboxes whose upper
+    directory is packed into a layer turn it off: a redirect is an extended attribute, which a tar layer
+    cannot carry. Without it such a rename is ``EXDEV``, as in Docker, and ``mv`` copies.
+    """
+
+    network: Network = "none"
+    binds: tuple[Bind, ...] = ()
+    hostname: str = "testbed"
+    redirect_dir: bool = True
+
+    def __post_init__(self) -> None:
+        if self.network not in ("none", "host"):
+            raise InvalidInput("profile", f"network {self.network!r} is unknown", "use 'none' or 'host'")
+        label = self.hostname.replace("-", "").replace(".", "")
+        if not (label.isascii() and label.isalnum() and len(self.hostname) <= 63):
+            raise InvalidInput("profile", f"{self.hostname!r} cannot be a host name")
+
+    def identity(self) -> dict[str, Any]:
+        """What decides how code behaves under this profile: the same on every host."""
+        return {
+            "isolation": ISOLATION_VERSION,
+            "network": self.network,
+            "binds": sorted([bind.target, bind.writable] for bind in self.binds),
+            "hostname": self.hostname,
+            "redirect_dir": self.redirect_dir,
+        }
+
+    def digest(self) -> str:
+        """``sha256:<hex>`` of the canonical JSON of :meth:`identity`."""
+        text = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
+        return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

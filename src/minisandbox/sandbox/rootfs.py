@@ -1,0 +1,226 @@
+"""The file system and devices a sandbox sees, as an ordered plan of mounts.
+
+Runs in two places. ``stage`` mounts what needs the rights of the caller: the overlay of the layers and the
+host's directories, below a staging directory. ``enter`` runs as PID 1 inside all namespaces: it makes the
+staged tree the root and adds /proc, /dev and the private temporary directories. Invariant: after ``enter``
+no path and no descriptor leads to the host's root; everything bound from it is nosuid and nodev.
+
+All paths before the pivot are relative to the staging directory: the mapped root may not be allowed to walk
+to it, and an overlay's options, limited to one page, name layers by descriptor number.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from typing import Any
+
+from minisandbox import linux
+
+#: Sizes of the private memory file systems; memory is only used when files are written.
+TMP_SIZE = "4g"
+SHM_SIZE = "1g"
+RUN_SIZE = "64m"
+
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = {
+    "ptmx": "pts/ptmx",
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
+#: What container engines hide of /proc: settings of the host, and what tells about it.
+_READ_ONLY_PROC = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+_MASKED_PROC = (
+    "acpi",
+    "asound",
+    "interrupts",
+    "kcore",
+    "keys",
+    "latency_stats",
+    "sched_debug",
+    "scsi",
+    "timer_list",
+    "timer_stats",
+)
+_PLAIN = linux.MS_NOSUID | linux.MS_NODEV
+
+
+class Refused(Exception):
+    """The kernel refused a step of the setup; ``step`` is one that ``refusals`` can explain."""
+
+    def __init__(self, step: str, error: OSError) -> None:
+        self.step = step
+        self.number = error.errno or errno.EIO
+        self.detail = f"{error.strerror} ({error.filename})" if error.filename else str(error.strerror)
+        super().__init__(f"{step}: {self.detail}")
+
+
+def detach_from_host() -> None:
+    """Receive the host's unmounts but send nothing back: private copies would keep its disks busy."""
+    linux.mount("", "/", "", linux.MS_SLAVE | linux.MS_REC)
+
+
+def unshare_mounts() -> None:
+    """A mount namespace of this process's own, so that the host never sees what is staged."""
+    _step("mounts", linux.unshare, linux.CLONE_NEWNS)
+
+
+def mount_overlay(spec: dict[str, Any]) -> None:
+    """Mount the layers at ``root``, with ``upper`` and ``work`` beside it."""
+    directory = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    staging = os.open(".", directory)
+    names: list[int] = []
+    try:
+        for path in (*spec["lowers"], "upper", "work", "root"):
+            names.append(os.open(path, directory))
+        *lowers, upper, work, target = names
+        # Relative to /proc/self/fd a layer costs a few bytes, and ':' or ',' in its path cannot matter.
+        os.chdir("/proc/self/fd")
+        options = f"lowerdir={':'.join(map(str, lowers))},upperdir={upper},workdir={work},index=off,volatile"
+        if spec["kind"] == "root":
+            options += f",metacopy=off,redirect_dir={'on' if spec['redirect_dir'] else 'off'}"
+        else:
+            # Without it the mount succeeds, and removing a lower directory fails later with EIO.
+            options += ",userxattr"
+        linux.mount("overlay", str(target), "overlay", _PLAIN, options)
+    finally:
+        os.fchdir(staging)
+        for fd in (*names, staging):
+            os.close(fd)
+
+
+def stage_binds(spec: dict[str, Any]) -> None:
+    """Bind each host path of the spec to ``bind-<n>``, with its final attributes."""
+    for number, (source, _, writable) in enumerate(spec["binds"]):
+        place = f"bind-{number}"
+        if os.path.isdir(source):
+            os.mkdir(place, 0o755)
+        else:
+            os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+        # Recursive: a single mount taken out of an inherited tree would uncover what lies below it.
+        linux.mount(source, place, "", linux.MS_BIND | linux.MS_REC)
+        attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
+        linux.set_mount_attributes(place, attributes | (0 if writable else linux.MOUNT_ATTR_RDONLY))
+
+
+def stage(spec: dict[str, Any]) -> None:
+    """Everything that is mounted with the caller's rights; the working directory is the staging one."""
+    _step("mounts", detach_from_host)
+    _step("overlay", mount_overlay, spec)
+    _step("binds", stage_binds, spec)
+
+
+def enter(spec: dict[str, Any]) -> None:
+    """Make the staged tree the root of this process (PID 1 of the sandbox) and furnish it."""
+    staging = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    host = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _step("root", _pivot)
+        os.fchdir(staging)
+        _step("binds", _move_binds, spec)
+        _step("proc", _mount_proc)
+        os.fchdir(host)
+        _step("dev", _mount_dev, spec)
+        _step("tmpfs", _mount_temporary)
+        _step("root", linux.umount, ".", linux.MNT_DETACH)
+    finally:
+        os.close(staging)
+        os.close(host)
+    os.chdir("/")
+    _step("hostname", socket.sethostname, spec["hostname"])
+    if spec["network"] == "none":
+        _step("loopback", linux.bring_up_loopback)
+
+
+def _step(name: str, function: Any, *arguments: Any) -> None:
+    try:
+        function(*arguments)
+    except OSError as error:
+        raise Refused(name, error) from error
+
+
+def _pivot() -> None:
+    # An inherited mount is locked and cannot become the root; a copy of it can. Recursive, as runc does.
+    linux.mount("root", "root", "", linux.MS_BIND | linux.MS_REC)
+    os.chdir("root")
+    # Both arguments the same: the old root lies on top of the new one, still reachable by descriptor, and
+    # no directory of the sandbox has to serve as its place (pivot_root(2), NOTES).
+    linux.pivot_root(".", ".")
+
+
+def _directory(path: str, mode: int = 0o755) -> str:
+    """``path`` as a real directory to mount on. A layer that has a link there would redirect the mount."""
+    try:
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            raise OSError(errno.ENOTDIR, "a layer replaces this directory by something else", path)
+    except FileNotFoundError:
+        os.mkdir(path, mode)
+    return path
+
+
+def _tmpfs(path: str, options: str, flags: int = _PLAIN) -> None:
+    linux.mount("tmpfs", _directory(path), "tmpfs", flags, options)
+
+
+def _move_binds(spec: dict[str, Any]) -> None:
+    for number, (_, target, _) in enumerate(spec["binds"]):
+        place = f"bind-{number}"
+        if os.path.isdir(place):
+            os.makedirs(target, exist_ok=True)
+        elif not os.path.exists(target):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            os.close(os.open(target, os.O_CREAT | os.O_CLOEXEC, 0o644))
+        linux.mount(place, target, "", linux.MS_BIND | linux.MS_REC)
+
+
+def _mount_proc() -> None:
+    linux.mount("proc", _directory("/proc"), "proc", _PLAIN | linux.MS_NOEXEC)
+    for name in _READ_ONLY_PROC:
+        path = f"/proc/{name}"
+        if os.path.exists(path):
+            linux.mount(path, path, "", linux.MS_BIND | linux.MS_REC)
+            linux.set_mount_attributes(path, linux.MOUNT_ATTR_RDONLY)
+
+
+def _mask_proc() -> None:
+    for name in _MASKED_PROC:
+        path = f"/proc/{name}"
+        try:
+            mode = os.lstat(path).st_mode
+        except FileNotFoundError:
+            continue
+        if stat.S_ISDIR(mode):
+            linux.mount("tmpfs", path, "tmpfs", _PLAIN | linux.MS_RDONLY, "size=4k,mode=555")
+        else:
+            linux.mount("/dev/null", path, "", linux.MS_BIND)
+
+
+def _mount_dev(spec: dict[str, Any]) -> None:
+    _tmpfs("/dev", "mode=755,size=1m", linux.MS_NOSUID)
+    for name in _DEVICES:
+        os.close(os.open(f"/dev/{name}", os.O_CREAT | os.O_CLOEXEC, 0o666))
+        linux.mount(f"dev/{name}", f"/dev/{name}", "", linux.MS_BIND)  # relative: the host's
+    for name, target in _DEVICE_LINKS.items():
+        os.symlink(target, f"/dev/{name}")
+    os.mkdir("/dev/pts", 0o755)
+    group = ",gid=5" if spec["ids"] > 5 else ""  # 5 is the group tty; it must exist in the id map
+    options = f"newinstance,ptmxmode=0666,mode=620{group}"
+    linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, options)
+    os.mkdir("/dev/shm", 0o755)
+    _tmpfs("/dev/shm", f"mode=1777,size={SHM_SIZE}")
+    os.mkdir("/dev/mqueue", 0o755)
+    try:
+        linux.mount("mqueue", "/dev/mqueue", "mqueue", _PLAIN | linux.MS_NOEXEC)
+    except OSError as error:
+        if error.errno != errno.ENODEV:  # kernels without POSIX message queues
+            raise
+    _mask_proc()
+
+
+def _mount_temporary() -> None:
+    _tmpfs("/tmp", f"mode=1777,size={TMP_SIZE}")
+    _tmpfs("/run", f"mode=755,size={RUN_SIZE}")

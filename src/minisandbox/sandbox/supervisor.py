@@ -1,0 +1,226 @@
+"""The process that starts one sandbox, outlives it, and cleans up behind it.
+
+Started by the client as a program of its own (never a fork of a program that may be a trainer with threads
+and gigabytes), it stays outside the namespaces with the caller's ids. Chain of life: the client holds the
+``lease`` socket; when it closes, by intent or by the client's death, the supervisor kills PID 1, the kernel
+kills everything in its pid namespace, and the supervisor removes the scratch directory. When the supervisor
+itself is killed, PID 1 goes with it (PR_SET_PDEATHSIG). Invariant: everything the sandbox side needs is
+imported before the root changes, so this module and its imports stay small.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from typing import Any
+
+from minisandbox import linux, removal
+from minisandbox.sandbox import init, rootfs, scratch, wire
+
+_NAMESPACES = (
+    linux.CLONE_NEWNS
+    | linux.CLONE_NEWPID
+    | linux.CLONE_NEWIPC
+    | linux.CLONE_NEWUTS
+    | linux.CLONE_NEWCGROUP
+)
+
+#: What programs inside may do in their own user namespace: the set that container engines grant, without
+#: raw sockets. Without CAP_SYS_ADMIN no mount can be undone, and without CAP_SYS_PTRACE programs cannot look
+#: into PID 1 and the monitors, which hold more.
+_CAPABILITIES = frozenset(
+    {
+        0,  # CHOWN
+        1,  # DAC_OVERRIDE
+        3,  # FOWNER
+        4,  # FSETID
+        5,  # KILL
+        6,  # SETGID
+        7,  # SETUID
+        8,  # SETPCAP
+        10,  # NET_BIND_SERVICE
+        18,  # SYS_CHROOT
+        27,  # MKNOD
+        29,  # AUDIT_WRITE
+        31,  # SETFCAP
+    }
+)
+
+
+def serve(spec: dict[str, Any], control: socket.socket, lease: socket.socket) -> None:
+    """Run one sandbox from start to removal; failures of the start are told through ``control``."""
+    box, lock = scratch.create(spec["scratch"])
+    keep = {0, 1, 2, control.fileno(), lease.fileno(), lock}
+    try:
+        try:
+            pid = _start(spec, box, control, keep)
+        except rootfs.Refused as error:
+            wire.send(control, "refused", error.step, str(error.number), error.detail)
+            return
+        except (OSError, EOFError):
+            # PID 1 has said why before it ended, unless it died: then the client sees the end of the stream.
+            return
+        finally:
+            control.close()
+        _outlive(spec, pid, lease)
+    finally:
+        _leave(box)
+        scratch.finish_last(box, lambda path: _remove(spec, path))
+        os.close(lock)
+
+
+def _start(spec: dict[str, Any], box: str, control: socket.socket, keep: set[int]) -> int:
+    """Start PID 1 and return its pid once it has been let go."""
+    os.chdir(box)
+    for name, mode in (("upper", 0o755), ("work", 0o755), ("root", 0o755)):
+        os.mkdir(name, mode)
+    root = spec["kind"] == "root"
+    if root:
+        for name in (".", "upper", "work", "root"):
+            os.chown(name, spec["uids"][0][1], spec["gids"][0][1])
+        rootfs.unshare_mounts()
+        rootfs.stage(spec)
+    linux.become_subreaper()
+    namespaces = _NAMESPACES | (linux.CLONE_NEWNET if spec["network"] == "none" else 0)
+    ours, theirs = socket.socketpair()
+
+    def child() -> None:
+        pid = os.fork()
+        if pid:
+            theirs.sendall(pid.to_bytes(4, "little"))
+            return
+        ours.close()
+        _become_init(spec, box, control, theirs)
+
+    try:
+        middle = linux.fork_mapped(
+            spec["uids"], spec["gids"], helpers=spec["helpers"], namespaces=namespaces, child=child
+        )
+    except OSError as error:
+        raise rootfs.Refused("namespaces", error) from error
+    theirs.close()
+    # The child in between ends at once, and PID 1 becomes ours: one process less per sandbox.
+    os.waitpid(middle, 0)
+    with ours:
+        pid = int.from_bytes(ours.recv(4), "little")
+        if not pid:
+            raise EOFError
+        ours.sendall(b"g")
+    return pid
+
+
+def _become_init(spec: dict[str, Any], box: str, control: socket.socket, go: socket.socket) -> None:
+    """Be PID 1: wait until the supervisor is the parent, build the root, serve commands; never returns."""
+    code = 1
+    try:
+        if go.recv(1) != b"g":
+            return
+        linux.set_parent_death_signal(signal.SIGKILL)
+        try:
+            if spec["kind"] != "root":
+                rootfs.stage(spec)
+            rootfs.enter(spec)
+        except rootfs.Refused as error:
+            wire.send(control, "refused", error.step, str(error.number), error.detail)
+            return
+        linux.close_all_but((2, control.fileno()))
+        for fd in (0, 1):
+            os.dup2(os.open("/dev/null", os.O_RDWR), fd)
+        os.umask(0o022)
+        os.setsid()
+        linux.new_session_keyring()
+        linux.erase_command_line(b"minisandbox-init")
+        linux.limit_capabilities(_CAPABILITIES)
+        linux.forbid_new_privileges()
+        wire.send(control, "ready", box)
+        gc.freeze()  # monitors are forks: what is never collected stays shared
+        init.serve_inside(control, spec["ids"])
+        code = 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())  # os._exit would lose it; this is the log the client quotes
+    finally:
+        os._exit(code)
+
+
+def _outlive(spec: dict[str, Any], pid: int, lease: socket.socket) -> None:
+    """Wait for PID 1 and for the lease, whichever ends first; the scratch directory stays for the lease."""
+    lease.sendall(pid.to_bytes(4, "little"))
+    scratch.remove_stale(
+        spec["scratch"], lambda path: scratch.finish_last(path, lambda part: _remove(spec, part))
+    )
+    handle = os.pidfd_open(pid)
+    poller = select.poll()
+    poller.register(handle, select.POLLIN)
+    poller.register(lease, select.POLLIN)
+    alive = True
+    while True:
+        ready = {fd for fd, _ in poller.poll()}
+        if alive and lease.fileno() in ready:
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        if alive and (handle in ready or lease.fileno() in ready):
+            os.waitpid(pid, 0)  # returns when everything in the pid namespace is gone
+            alive = False
+            poller.unregister(handle)
+            os.close(handle)
+            _unmount(spec)
+            try:
+                lease.sendall(b"e")
+            except OSError:
+                return
+        if lease.fileno() in ready:
+            return
+
+
+def _unmount(spec: dict[str, Any]) -> None:
+    if spec["kind"] == "root":
+        for number in reversed(range(len(spec["binds"]))):
+            linux.umount(f"bind-{number}", linux.MNT_DETACH)
+        linux.umount("root", linux.MNT_DETACH)
+
+
+def _leave(box: str) -> None:
+    # The root caller's mounts lie in a namespace of this process; whatever is left of them must not be
+    # walked into by the removal.
+    os.chdir("/")
+    try:
+        with open("/proc/self/mountinfo", "rb") as table:
+            points = [row.split(b" ")[4].decode("unicode_escape") for row in table]
+    except OSError:
+        return
+    for point in reversed(points):
+        if point.startswith(box + "/"):
+            linux.umount(point, linux.MNT_DETACH)
+
+
+def _remove(spec: dict[str, Any], path: str) -> None:
+    try:
+        removal.remove(path)
+    except PermissionError:
+        if spec["kind"] == "root":
+            raise
+        child = linux.fork_mapped(
+            spec["uids"],
+            spec["gids"],
+            helpers=spec["helpers"],
+            namespaces=0,
+            child=lambda: removal.remove(path),
+        )
+        os.waitpid(child, 0)
+
+
+def main() -> None:
+    """Entry of the program: the spec is a memory file on standard input."""
+    gc.disable()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        # The terminal's and the job scheduler's signals are for the client; its end is what ends us.
+        signal.signal(number, signal.SIG_IGN)
+    spec = wire.unpack(wire.read_all(0))
+    with socket.socket(fileno=spec["control"]) as control, socket.socket(fileno=spec["lease"]) as lease:
+        control.set_inheritable(False)
+        lease.set_inheritable(False)
+        serve(spec, control, lease)
+    sys.exit(0)

@@ -1,0 +1,77 @@
+"""Files in and out, the side inside the sandbox.
+
+Paths are resolved here, where the sandbox's root is the root, so no link in it can lead to a file of the
+host. A file to read goes out as a descriptor: exact, of any size, without a copy.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from typing import Any
+
+from minisandbox.sandbox import trees, wire
+
+
+def serve(request: dict[str, Any], channel: socket.socket, files: list[int]) -> None:
+    """Do one of ``read``, ``write``, ``upload``, ``download``; raises ``OSError`` for the client."""
+    path: str = request["path"]
+    try:
+        if request["operation"] == "read":
+            _read(path, channel)
+        elif request["operation"] == "write":
+            _write(path, request["mode"], files[0])
+            wire.send(channel, "done")
+        elif request["operation"] == "upload":
+            _upload(path, files[0])
+            wire.send(channel, "done")
+        elif request["operation"] == "download":
+            trees.send(path, files[0])
+            wire.send(channel, "done")
+        else:
+            raise OSError(errno.ENOSYS, "unknown operation")
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, error.filename or path) from error
+
+
+def _read(path: str, channel: socket.socket) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO must not block
+    try:
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        wire.send(channel, "file", fds=[fd])
+    finally:
+        os.close(fd)
+
+
+def _write(path: str, mode: int, source: int) -> None:
+    final = os.path.realpath(path)
+    os.makedirs(os.path.dirname(final), exist_ok=True)
+    temporary = os.path.join(os.path.dirname(final), f".minisandbox-{os.urandom(6).hex()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            left = os.fstat(source).st_size
+            while left:
+                left -= os.sendfile(fd, source, None, left)
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+        os.rename(temporary, final)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _upload(path: str, pipe: int) -> None:
+    receiver = trees.Receiver(path, mode_mask=0o7777)
+    try:
+        with open(pipe, "rb", buffering=1 << 20, closefd=False) as stream:
+            receiver.receive(stream)
+    finally:
+        receiver.close()
