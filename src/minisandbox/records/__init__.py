@@ -1,1 +1,3 @@
-"""Records: the small JSON files through which the stages of the pipeline, and the runtime, meet on disk."""
+"""Records: the small JSON files through which the stages of the pipeline, and the runtime, meet on
+disk.
+"""

@@ -1,8 +1,8 @@
 """JSON to dataclass and back, strictly, without a dependency.
 
-Records are read by the runtime, which must import in milliseconds, so no validation library here. An
-unknown or missing key is an error that names file and key: a record from a newer version must not be
-half understood.
+Records are read by the runtime, which must import in milliseconds, so no validation library here.
+An unknown or missing key is an error that names file and key: a record from a newer version must
+not be half understood.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def decode(cls: type[T], data: Any, *, where: str) -> T:
-    """Build ``cls`` (a dataclass) from parsed JSON; raises ``InvalidInput`` naming ``where`` and the key."""
+    """Build ``cls`` (a dataclass) from parsed JSON; raises ``InvalidInput`` naming ``where`` and
+    the key.
+    """
     return typing.cast(T, _decode(cls, data, where))
 
 
@@ -48,7 +50,9 @@ def _decode(expected: Any, data: Any, where: str) -> Any:
         return _decode(members[0], data, where)
     if origin is typing.Literal:
         if data not in arguments:
-            raise InvalidInput(where, f"is {data!r}", f"expected one of {', '.join(map(repr, arguments))}")
+            raise InvalidInput(
+                where, f"is {data!r}", f"expected one of {', '.join(map(repr, arguments))}"
+            )
         return data
     if origin in (tuple, list):
         if not isinstance(data, list):
@@ -68,12 +72,16 @@ def _decode(expected: Any, data: Any, where: str) -> Any:
 
 def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
-        raise InvalidInput(where, f"is {type(data).__name__}", f"expected a mapping ({cls.__name__})")
+        raise InvalidInput(
+            where, f"is {type(data).__name__}", f"expected a mapping ({cls.__name__})"
+        )
     hints = _hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     unknown = sorted(set(data) - set(fields))
     if unknown:
-        raise InvalidInput(f"{where}: key {unknown[0]!r}", "is unknown", f"known keys: {', '.join(fields)}")
+        raise InvalidInput(
+            f"{where}: key {unknown[0]!r}", "is unknown", f"known keys: {', '.join(fields)}"
+        )
     values: dict[str, Any] = {}
     for name, field in fields.items():
         if name in data:

@@ -12,8 +12,11 @@ LayerKind = Literal["interpreter", "environment", "source", "instance"]
 class LayerRef:
     """One packed layer.
 
-    ``digest`` is ``sha256:<hex>`` of the *uncompressed* tar (an OCI diff_id); ``size`` is the bytes of the
-    compressed file, ``unpacked_size`` the bytes of its regular files, ``files`` their number.
+    ``digest`` is ``sha256:<hex>`` of the *uncompressed* tar (an OCI diff_id); ``size`` is the bytes
+    of the compressed file, ``unpacked_size`` the bytes of its regular files, ``files`` their
+    number.
+
+
     """
 
     kind: LayerKind

@@ -1,0 +1,108 @@
+"""Checkouts with no answers in them: the true base commit, as much of its past as is wanted,
+nothing newer.
+
+Git runs inside a build sandbox on a mirror that is bound read-only, fetches the one commit by its
+hash, and so receives no other branch, tag or object. What fetching leaves behind (reflogs,
+``FETCH_HEAD``) is removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from minisandbox.build import gitindex
+from minisandbox.build.workshop import TOOLS, Workshop
+from minisandbox.errors import StageFailed
+from minisandbox.records.layer import LayerRef
+from minisandbox.records.plan import History
+from minisandbox.sandbox import Bind
+from minisandbox.store import Store
+
+INDEX = "testbed/.git/index"
+
+#: Exit code of the script when the mirror does not have the commit.
+_NO_COMMIT = 90
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """A packed checkout: the full commit hash and its date (unix seconds, 1980 or later)."""
+
+    layer: LayerRef
+    commit: str
+    date: int
+
+
+@dataclass(frozen=True)
+class Head:
+    """The commit on top of base that holds what the install step changed in tracked files, and its
+    tree.
+    """
+
+    commit: str
+    tree: str
+
+
+def make_checkout(
+    mirror: Path, revision: str, *, history: History, store: Store, log: Path, name: str, url: str
+) -> Checkout:
+    """Check out ``revision`` at ``/testbed`` and pack it; raises ``StageFailed`` of kind
+    ``commit``.
+    """
+    bind = Bind(source=mirror.resolve(), target=f"{TOOLS}/mirror")
+    depth = (
+        {"none": "1", "full": ""}.get(history)
+        if history in ("none", "full")
+        else str(int(history) + 1)
+    )
+    with Workshop([], store=store, network="none", log=log, name=name, binds=(bind,)) as shop:
+        result = shop.sandbox.run(
+            ["/bin/bash", "-s", "--", f"{TOOLS}/mirror", revision, depth or ""],
+            stdin=_script("checkout.sh"),
+            timeout=1800,
+            merge_stderr=True,
+        )
+        if result.exit_code == _NO_COMMIT:
+            raise StageFailed(
+                "commit",
+                f"{url} has no commit {revision}",
+                hint="check the row's 'base_commit'; if it is newer than the mirror, run "
+                f"`minisandbox records drop {name}` and try again",
+            )
+        if result.exit_code != 0:
+            raise StageFailed(
+                "commit", f"checking out {revision} of {url} failed: {result.text.strip()[-300:]}"
+            )
+        commit, date = result.text.split()[-2:]
+        _normalise_index(shop)
+        layer = shop.pack("source", date=int(date), newer=frozenset({INDEX}))
+    return Checkout(layer=layer, commit=commit, date=int(date))
+
+
+def commit_install(shop: Workshop, *, date: int) -> Head:
+    """Record what the install step changed: tracked files in a commit on top, other files as
+    excluded.
+    """
+    result = shop.run(
+        ["/bin/bash", "-s", "--", str(date)],
+        stdin=_script("commit.sh"),
+        failure="install",
+        what="committing the install",
+        purpose="commit",
+        timeout=600,
+        quiet=True,
+    )
+    commit, tree = result.text.split()[-2:]
+    _normalise_index(shop)
+    return Head(commit=commit, tree=tree)
+
+
+def _normalise_index(shop: Workshop) -> None:
+    path = f"/{INDEX}"
+    shop.sandbox.write_file(path, gitindex.normalise(shop.sandbox.read_file(path)))
+
+
+def _script(name: str) -> bytes:
+    return (resources.files("minisandbox.build") / "scripts" / name).read_bytes()

@@ -1,0 +1,192 @@
+"""The clone stage: a bare mirror of one repository, which every checkout comes from.
+
+From a git URL with GitPython, or made of source releases. The mirror is cloned beside and renamed;
+an existing one is brought up to date.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import git
+from tqdm import tqdm
+
+from minisandbox import atomic, keys
+from minisandbox.build import stage
+from minisandbox.build.releases import Index, build_repository, find_release
+from minisandbox.errors import StageFailed
+from minisandbox.records import codec
+from minisandbox.records.plan import RepositoryPlan
+from minisandbox.records.stages import CloneRecord
+
+#: Git reads nobody's configuration, never asks, and never runs a helper that a URL could name.
+GIT_ENV = {
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_ASKPASS": "true",
+    "GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh",
+    "GIT_SSH_COMMAND": "ssh -oBatchMode=yes",
+}
+_GIT_CONFIG = {"safe.directory": "*"}
+
+_GONE = (
+    "not found",
+    "does not exist",
+    "not appear to be a git repository",
+    "could not read username",
+    "403",
+    "404",
+)
+
+
+def run(plan_path: Path, record_path: Path, attempt: stage.Attempt) -> stage.Ended:
+    """``minisandbox build clone``."""
+    plan = codec.read(RepositoryPlan, plan_path)
+    log = record_path.with_suffix(".log")
+    inputs = keys.digest_of({"plan": codec.encode(plan)})
+    if not (Path(plan.mirror) / "HEAD").exists():
+        record_path.unlink(missing_ok=True)  # somebody removed the mirror that the record speaks of
+
+    def work() -> CloneRecord:
+        return _from_releases(plan) if plan.kind == "release-pairs" else _from_git(plan)
+
+    return stage.run_stage(
+        CloneRecord,
+        record_path,
+        stage="clone",
+        key=plan.slug,
+        inputs=inputs,
+        log=log,
+        work=work,
+        attempt=attempt,
+    )
+
+
+def _from_git(plan: RepositoryPlan) -> CloneRecord:
+    mirror = Path(plan.mirror)
+    if mirror.exists():
+        _update(plan, mirror)
+    else:
+        mirror.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(
+            tempfile.mkdtemp(prefix=f".{mirror.name}.", suffix=".tmp", dir=mirror.parent)
+        )
+        try:
+            with _Progress(f"clone {plan.repo}") as progress:
+                git.Repo.clone_from(
+                    plan.url,
+                    temporary / "mirror",
+                    progress=progress.update,
+                    env=_environment(),
+                    mirror=True,
+                    multi_options=["--no-hardlinks"],
+                    allow_unsafe_protocols=False,
+                )
+            _finish(temporary / "mirror", mirror)
+        except git.GitCommandError as error:
+            raise _clone_failed(plan, error) from None
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return stage.new(
+        CloneRecord,
+        repo=plan.repo,
+        mirror=plan.mirror,
+        url=plan.url,
+        tools=stage.versions(["gitpython"]),
+    )
+
+
+def _update(plan: RepositoryPlan, mirror: Path) -> None:
+    repo = git.Repo(mirror)
+    try:
+        repo.git.update_environment(**_environment())
+        repo.git.remote("set-url", "origin", plan.url)
+        with _Progress(f"fetch {plan.repo}") as progress:
+            repo.remote("origin").fetch(progress=progress.update, prune=True)
+    except git.GitCommandError as error:
+        raise _clone_failed(plan, error) from None
+    finally:
+        repo.close()
+
+
+def _finish(made: Path, mirror: Path) -> None:
+    """Give the mirror its name; other ids of this machine may read it (sandboxes run as such)."""
+    for folder, _, files in os.walk(made):
+        os.chmod(folder, 0o755)
+        for name in files:
+            path = Path(folder, name)
+            if not path.is_symlink():
+                path.chmod(0o444 if path.suffix in (".pack", ".idx", ".rev") else 0o644)
+    os.rename(made, mirror)
+    atomic.fsync_directory(mirror.parent)
+
+
+def _environment() -> dict[str, str]:
+    configured = {"GIT_CONFIG_COUNT": str(len(_GIT_CONFIG))}
+    for number, (key, value) in enumerate(_GIT_CONFIG.items()):
+        configured |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return {**GIT_ENV, **configured}
+
+
+def _clone_failed(plan: RepositoryPlan, error: git.GitCommandError) -> StageFailed:
+    said = " ".join(str(error.stderr).replace("stderr:", " ").split()).strip("' ")
+    gone = any(sign in said.lower() for sign in _GONE)
+    return StageFailed(
+        "clone",
+        f"cannot clone {plan.repo} from {plan.url}: {said[-300:] or 'git gave no reason'}",
+        hint="check the row's 'repo' and the dataset's 'git_url'"
+        if gone
+        else "check the network, then run again",
+        transient=not gone,
+    )
+
+
+def _from_releases(plan: RepositoryPlan) -> CloneRecord:
+    """One missing version costs the pairs that need it, not the others of its project."""
+    index = Index.of_this_machine()
+    missing: dict[str, str] = {}
+    for version in plan.versions:
+        try:
+            find_release(plan.project, version, index=index)
+        except StageFailed as error:
+            if error.transient or len(missing) == len(plan.versions) - 1:
+                raise
+            missing[version] = str(error)
+    present = [version for version in plan.versions if version not in missing]
+    commits = build_repository(
+        plan.project, present, Path(plan.mirror), cache=Path(plan.downloads), index=index
+    )
+    return stage.new(
+        CloneRecord,
+        repo=plan.repo,
+        mirror=plan.mirror,
+        url=f"releases of {plan.project} on the package index",
+        commits=commits,
+        missing=missing,
+        tools=stage.versions(["gitpython", "requests", "packaging"]),
+    )
+
+
+class _Progress:
+    """A tqdm bar over git's own progress."""
+
+    def __init__(self, title: str) -> None:
+        self._bar = tqdm(desc=title, unit="obj", mininterval=1.0, leave=False)
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def update(
+        self, _op: int, count: str | float, limit: str | float | None = None, _message: str = ""
+    ) -> None:
+        if limit:
+            self._bar.total = int(float(limit))
+        self._bar.n = int(float(count))
+        self._bar.refresh()

@@ -1,0 +1,115 @@
+"""The workflow's configuration: what ``config/config.yaml`` may say. ``config/README.md`` explains
+each key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from minisandbox.errors import InvalidInput
+from minisandbox.records import codec
+from minisandbox.records.plan import Network
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every key with its default; only ``datasets`` must be given. Relative paths are from the
+    working directory.
+
+    ``timeout`` (seconds) bounds the build of one environment and the install of one instance;
+    ``instances`` are shell patterns on instance ids, none meaning all.
+
+    """
+
+    datasets: tuple[str, ...]
+    results: str = "results"
+    store: str = ""
+    recipes: str = "envs/recipes"
+    git_url: str = "https://github.com/{repo}.git"
+    instances: tuple[str, ...] = ()
+    base: str = "host"
+    interpreters: tuple[str, ...] = ("uv", "pyenv", "conda", "system")
+    network: Network = "host"
+    timeout: int = 1800
+    history: str = "none"
+    batch_size: int = 20
+
+    @property
+    def store_path(self) -> str:
+        """Where packed layers go: ``store``, or a folder of the results."""
+        return self.store or f"{self.results}/store"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One entry of a ``release-pairs`` dataset."""
+
+    project: str
+    before: str
+    after: str
+    recipe: str = ""
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """One file of ``config/datasets``: where rows come from, or which release pairs to make rows
+    of.
+    """
+
+    name: str
+    kind: str
+    path: str = ""
+    hub: str = ""
+    split: str = "test"
+    git_url: str = ""
+    recipe: str = ""
+    pairs: tuple[Pair, ...] = ()
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def parse_config(values: Mapping[str, Any], *, where: str) -> Config:
+    """Check the configuration of a run; raises ``InvalidInput`` that names file and key."""
+    data = dict(values)
+    for key in ("datasets", "instances", "interpreters"):
+        if isinstance(
+            data.get(key), str
+        ):  # `--config instances=...` on the command line gives text
+            data[key] = [part for part in data[key].split(",") if part]
+    if isinstance(data.get("history"), int) and not isinstance(data["history"], bool):
+        data["history"] = str(data["history"])
+    config = codec.decode(Config, data, where=where)
+    if not config.datasets:
+        raise InvalidInput(
+            f"{where}: key 'datasets'", "is empty", "name at least one file of config/datasets"
+        )
+    if config.base != "host":
+        raise InvalidInput(
+            f"{where}: key 'base'", f"is {config.base!r}", "only 'host' is supported"
+        )
+    if config.history not in ("none", "full") and not config.history.isdecimal():
+        raise InvalidInput(
+            f"{where}: key 'history'",
+            f"is {config.history!r}",
+            "expected none, full or a number of commits",
+        )
+    for key in ("timeout", "batch_size"):
+        if getattr(config, key) < 1:
+            raise InvalidInput(
+                f"{where}: key {key!r}", f"is {getattr(config, key)}", "expected 1 or more"
+            )
+    check_git_url(config.git_url, where=f"{where}: key 'git_url'")
+    return config
+
+
+def check_git_url(template: str, *, where: str) -> None:
+    """A git URL template has ``{repo}`` (or ``{slug}``) and no other field."""
+    try:
+        filled = template.format(repo="owner/name", slug="owner__name")
+    except (KeyError, IndexError, ValueError) as error:
+        raise InvalidInput(
+            where, f"has a field that is not known ({error})", "use {repo} or {slug}"
+        ) from None
+    if filled.startswith("-") or "ext::" in filled:
+        raise InvalidInput(where, f"is {template!r}", "give a URL or a path")

@@ -1,0 +1,266 @@
+"""The interpreter stage: find (or have uv install) a CPython, and pack it as a layer of its own.
+
+Inside it lives below ``/opt/python/<version>``, so that a node needs no Python for the instances it
+runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from minisandbox import keys
+from minisandbox.build import relocate, stage
+from minisandbox.build.workshop import TOOLS, Workshop
+from minisandbox.errors import StageFailed
+from minisandbox.records import codec
+from minisandbox.records.plan import InterpreterPlan
+from minisandbox.records.stages import InterpreterRecord
+from minisandbox.sandbox import Bind
+from minisandbox.store import Store
+
+#: Files of interpreter layers bear this date (2020-01-01): which day it was packed must not matter.
+LAYER_DATE = 1577836800
+
+#: Seconds for a candidate to say its version, and for uv to install one.
+_PROBE_TIMEOUT = 30
+_INSTALL_TIMEOUT = 600
+
+_PROBE = (
+    "import json, platform, sys; print(json.dumps(["
+    "platform.python_implementation(), platform.python_version(), "
+    "getattr(sys, 'base_prefix', sys.prefix), "
+    "sys.executable]))"
+)
+#: Modules that some builds lack and a build may yet do without.
+_OPTIONAL = ("ssl", "ctypes", "bz2", "lzma", "sqlite3", "readline")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An interpreter that runs: its version, installation prefix and executable on the host."""
+
+    place: str
+    version: str
+    prefix: Path
+    executable: Path
+
+
+def run(plan_path: Path, record_path: Path, attempt: stage.Attempt) -> stage.Ended:
+    """``minisandbox build interpreter``."""
+    plan = codec.read(InterpreterPlan, plan_path)
+    store = Store(Path(plan.store))
+    log = record_path.with_suffix(".log")
+    inputs = keys.digest_of({"python": plan.python, "places": list(plan.places)})
+
+    def work() -> InterpreterRecord:
+        log.unlink(missing_ok=True)
+        return _pack(_find(plan), plan, store, log)
+
+    return stage.run_stage(
+        InterpreterRecord,
+        record_path,
+        stage="interpreter",
+        key=plan.slug,
+        inputs=inputs,
+        log=log,
+        work=work,
+        attempt=attempt,
+        store=store,
+    )
+
+
+def matches(version: str, request: str) -> bool:
+    """Whether ``3.11.7`` is what ``3.11`` or ``>=3.11`` asks for."""
+    if re.fullmatch(r"\d+\.\d+(\.\d+)?", request):
+        return version == request or version.startswith(request + ".")
+    return SpecifierSet(request).contains(version)
+
+
+def preference(version: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sort key, best first: the lowest minor version (nearest to what a recipe was written for),
+    its newest patch.
+    """
+    release = Version(version).release
+    return release[:2], tuple(-part for part in release[2:])
+
+
+def _find(plan: InterpreterPlan) -> tuple[Candidate, tuple[str, ...]]:
+    looked_in: list[str] = []
+    for place in plan.places:
+        candidates = [
+            candidate
+            for path in _executables(place, looked_in)
+            if (candidate := _probe(place, path))
+        ]
+        fitting = [item for item in candidates if matches(item.version, plan.python)]
+        if fitting:
+            return min(fitting, key=lambda item: preference(item.version)), tuple(looked_in)
+    if "uv" in plan.places and (installed := _install(plan.python, looked_in)) is not None:
+        return installed, tuple(looked_in)
+    raise StageFailed(
+        "interpreter",
+        f"there is no Python {plan.python} on this machine (looked in {'; '.join(looked_in)})",
+        hint=f"install it, for instance with `uv python install {plan.python}`, or name the "
+        "folder that holds it in 'interpreters'",
+    )
+
+
+def _executables(place: str, looked_in: list[str]) -> Iterator[Path]:
+    """Python executables in one configured place, each installation once."""
+    seen: set[Path] = set()
+    for pattern_root, pattern in _patterns(place):
+        looked_in.append(f"{place}: {pattern_root}/{pattern}")
+        for path in sorted(pattern_root.glob(pattern)) if pattern_root.is_dir() else []:
+            real = path.resolve()
+            if (
+                real not in seen
+                and re.fullmatch(r"python(\d(\.\d+)?)?", path.name)
+                and os.access(real, os.X_OK)
+            ):
+                seen.add(real)
+                yield path
+
+
+def _patterns(place: str) -> Iterator[tuple[Path, str]]:
+    home = Path.home()
+    if place == "uv":
+        data = Path(os.environ.get("XDG_DATA_HOME") or home / ".local/share")
+        yield Path(os.environ.get("UV_PYTHON_INSTALL_DIR") or data / "uv/python"), "*/bin/python3.*"
+    elif place == "pyenv":
+        yield Path(os.environ.get("PYENV_ROOT") or home / ".pyenv") / "versions", "*/bin/python3.*"
+    elif place == "conda":
+        roots = [
+            home / "miniconda3",
+            home / "anaconda3",
+            home / "miniforge3",
+            Path("/opt/conda"),
+            Path("/opt/miniconda3"),
+        ]
+        if prefix := os.environ.get("CONDA_PREFIX"):
+            roots.insert(0, Path(prefix))
+        for root in roots:
+            yield root, "bin/python3.*"
+            yield root, "envs/*/bin/python3.*"
+    elif place == "system":
+        for folder in ("/usr/bin", "/usr/local/bin", "/bin"):
+            yield Path(folder), "python3.*"
+    else:
+        yield Path(place).expanduser(), "bin/python3*"
+        yield Path(place).expanduser(), "*/bin/python3*"
+
+
+def _probe(place: str, path: Path) -> Candidate | None:
+    try:
+        done = subprocess.run(
+            [path, "-I", "-c", _PROBE],
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        implementation, version, prefix, executable = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError):
+        return None
+    if implementation != "CPython" or not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        return None  # a release candidate's byte-code and ABI are not those of the release
+    return Candidate(place, version, Path(prefix).resolve(), Path(executable).resolve())
+
+
+def _install(python: str, looked_in: list[str]) -> Candidate | None:
+    """Ask uv for a managed CPython; it needs a network that not every machine has."""
+    from uv import find_uv_bin
+
+    request = python if python[0].isdigit() else f"cpython{python}"
+    looked_in.append(f"uv: downloads ({request})")
+    try:
+        uv = find_uv_bin()
+        done = subprocess.run(
+            [uv, "python", "install", request],
+            capture_output=True,
+            timeout=_INSTALL_TIMEOUT,
+            check=False,
+        )
+        if done.returncode != 0:
+            return None
+        found = subprocess.run(
+            [uv, "python", "find", "--managed-python", request],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return _probe("uv", Path(found.stdout.strip()))
+
+
+def _pack(
+    found: tuple[Candidate, tuple[str, ...]], plan: InterpreterPlan, store: Store, log: Path
+) -> InterpreterRecord:
+    candidate, looked_in = found
+    target = f"/opt/python/{candidate.version}"
+    minor = ".".join(candidate.version.split(".")[:2])
+    if candidate.prefix in (Path("/usr"), Path("/")):
+        binds, inside = (), str(candidate.executable)
+    else:
+        binds = (Bind(source=candidate.prefix, target=f"{TOOLS}/prefix"),)
+        inside = f"{TOOLS}/prefix/{candidate.executable.relative_to(candidate.prefix)}"
+    script = Path(relocate.__file__).read_bytes()
+    with Workshop(
+        [], store=store, network="none", log=log, name=f"interpreter-{plan.slug}", binds=binds
+    ) as shop:
+        shop.run(
+            [inside, "-I", "-", target, str(candidate.prefix)],
+            stdin=script,
+            failure="interpreter",
+            what=f"copying {candidate.executable}",
+            purpose="copy",
+            timeout=600,
+            quiet=True,
+            env={"LD_LIBRARY_PATH": f"{TOOLS}/prefix/lib"} if binds else None,
+            hint=f"check that {candidate.prefix} is a whole installation that everyone may read",
+        )
+        runs = shop.run(
+            [
+                f"{target}/bin/python{minor}",
+                "-I",
+                "-c",
+                "import sys, zlib, venv; print(sys.version.split()[0])",
+            ],
+            failure="interpreter",
+            what=f"the copied Python {candidate.version}",
+            timeout=60,
+            hint="if it was built with --enable-shared, its library must be found from $ORIGIN",
+        )
+        missing = [
+            name for name in _OPTIONAL if not _has_module(shop, f"{target}/bin/python{minor}", name)
+        ]
+        layer = shop.pack("interpreter", date=LAYER_DATE)
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"modules it lacks: {', '.join(missing) or 'none'}\n")
+    if "ssl" in missing:
+        raise StageFailed(
+            "interpreter",
+            f"{candidate.executable} has no ssl module, so nothing can be installed with it",
+        )
+    return stage.new(
+        InterpreterRecord,
+        python=runs.text.strip(),
+        prefix=target,
+        source=f"{candidate.place}: {candidate.executable}",
+        looked_in=looked_in,
+        layer=layer,
+    )
+
+
+def _has_module(shop: Workshop, python: str, name: str) -> bool:
+    return shop.sandbox.run([python, "-I", "-c", f"import {name}"], timeout=60).exit_code == 0

@@ -1,0 +1,357 @@
+"""The plan stage: rows, recipes and release pairs become shards, one a job.
+
+Called while the Snakefile is parsed, so it is keyed by a digest of everything it reads: with an
+unchanged digest it only reads ``plan/index.json``. Shards are written only if their content
+changed, because their modification time is what makes Snakemake run a job again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from minisandbox import atomic, keys
+from minisandbox.build.config import Config, DatasetConfig, parse_config
+from minisandbox.build.dataset import dataset_file, read_dataset_config, read_instances
+from minisandbox.build.recipes import find_recipe, read_recipes
+from minisandbox.errors import InvalidInput
+from minisandbox.records import codec
+from minisandbox.records.plan import (
+    PLAN_SCHEMA,
+    BatchEntry,
+    BatchPlan,
+    EnvironmentEntry,
+    EnvironmentPlan,
+    InstancePlan,
+    InterpreterPlan,
+    PlanIndex,
+    Recipe,
+    RepositoryPlan,
+    Unplanned,
+)
+from minisandbox.sandbox.base import base_identity
+
+#: Files up to this many bytes are digested by content, larger ones by size and modification time.
+_DIGEST_CONTENT_UP_TO = 256 * 2**20
+
+
+def ensure_plan(config: Mapping[str, Any], config_files: Sequence[str] = ()) -> PlanIndex:
+    """The plan of this configuration, made anew only if something it depends on changed.
+
+    Raises ``InvalidInput`` for anything a person got wrong; nothing is written then.
+    """
+    where = ", ".join(config_files) or "config"
+    parsed = parse_config(config, where=where)
+    folder = Path(parsed.results) / "plan"
+    base = base_identity()
+    digest = _digest(parsed, base)
+    index_path = folder / "index.json"
+    if (current := _current(index_path, digest)) is not None:
+        return current
+    shards, index = make_plan(parsed, base=base, digest=digest, where=where)
+    with atomic.locked(folder / ".lock"):
+        _write(folder, shards)
+        codec.write(index_path, index)
+    return index
+
+
+def _current(index_path: Path, digest: str) -> PlanIndex | None:
+    try:
+        if json.loads(index_path.read_text(encoding="utf-8")).get("digest") != digest:
+            return None
+        return codec.read(PlanIndex, index_path)
+    except (FileNotFoundError, ValueError, InvalidInput, AttributeError):
+        return None
+
+
+def _digest(config: Config, base: Mapping[str, Any]) -> str:
+    files: dict[str, str] = {}
+    for name in config.datasets:
+        path = Path(name)
+        dataset = read_dataset_config(path)
+        files[name] = _file_digest(path)
+        if (local := dataset_file(dataset, path)) is not None:
+            files[str(local)] = _file_digest(local)
+    for path in sorted(Path(config.recipes).glob("*.yaml")):
+        files[str(path)] = _file_digest(path)
+    return keys.digest_of(
+        {"schema": PLAN_SCHEMA, "config": codec.encode(config), "base": dict(base), "files": files}
+    )
+
+
+def _file_digest(path: Path) -> str:
+    if path.is_dir():
+        return keys.digest_of(
+            [[str(item), _file_digest(item)] for item in sorted(path.rglob("*")) if item.is_file()]
+        )
+    try:
+        stat = path.stat()
+        if stat.st_size > _DIGEST_CONTENT_UP_TO:
+            return f"{stat.st_size}-{stat.st_mtime_ns}"
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise InvalidInput(str(path), "does not exist") from None
+    except OSError as error:
+        raise InvalidInput(str(path), f"cannot be read ({error.strerror})") from None
+
+
+def make_plan(
+    config: Config, *, base: Mapping[str, Any], digest: str, where: str
+) -> tuple[dict[str, Any], PlanIndex]:
+    """All shards by path below the plan folder, and their index."""
+    recipes = read_recipes(Path(config.recipes))
+    rows = _read_rows(config, where)
+    urls = {dataset.name: dataset.git_url or config.git_url for dataset, _ in rows}
+    planned: list[tuple[InstancePlan, Recipe]] = []
+    unplanned: list[Unplanned] = []
+    for dataset, instances in rows:
+        for instance in instances:
+            named = _pair_recipe(dataset, instance) or dataset.recipe
+            recipe = find_recipe(recipes, instance, named)
+            if recipe is None:
+                unplanned.append(_without_recipe(instance, named, config.recipes))
+            else:
+                planned.append((instance, recipe))
+    shards: dict[str, Any] = {}
+    repos = _plan_repositories((instance for instance, _ in planned), urls, config, where)
+    shards.update({f"repos/{slug}.json": repo for slug, repo in repos.items()})
+    environments, entries = _plan_environments(planned, repos, base, config)
+    shards.update(environments)
+    pythons = {
+        slug: recipe.python for _, recipe in planned for slug in [python_slug(recipe.python)]
+    }
+    for slug, python in pythons.items():
+        shards[f"interpreters/{slug}.json"] = InterpreterPlan(
+            slug, python, config.interpreters, config.store_path
+        )
+    shards["unplanned.json"] = unplanned
+    index = PlanIndex(
+        schema=PLAN_SCHEMA,
+        digest=digest,
+        store=config.store_path,
+        repos=tuple(sorted(repos)),
+        pythons=tuple(sorted(pythons)),
+        environments=entries,
+        instances=len(planned),
+        unplanned=len(unplanned),
+    )
+    return shards, index
+
+
+def _read_rows(config: Config, where: str) -> list[tuple[DatasetConfig, list[InstancePlan]]]:
+    """Every dataset with its selected rows; ids are unique over all of them."""
+    rows: list[tuple[DatasetConfig, list[InstancePlan]]] = []
+    seen: dict[str, str] = {}
+    for name in config.datasets:
+        dataset = read_dataset_config(Path(name))
+        if any(dataset.name == other.name for other, _ in rows):
+            raise InvalidInput(
+                f"{name}: key 'name'", f"is {dataset.name!r}, as in another dataset file"
+            )
+        source = dataset.path or dataset.hub or "pairs"
+        instances = read_instances(dataset, Path(name))
+        for number, instance in enumerate(instances, 1):
+            place = f"{name} ({source}, row {number})"
+            if instance.instance_id in seen:
+                raise InvalidInput(
+                    f"{place}: key 'instance_id'",
+                    f"{instance.instance_id!r} was used before, in {seen[instance.instance_id]}",
+                    "every id has to be unique over all datasets of a run",
+                )
+            seen[instance.instance_id] = place
+        selected = [item for item in instances if _selected(item.instance_id, config.instances)]
+        rows.append((dataset, selected))
+    if config.instances and not any(selected for _, selected in rows):
+        raise InvalidInput(
+            f"{where}: key 'instances'",
+            f"{', '.join(config.instances)} matches none of {len(seen)} instances",
+        )
+    return rows
+
+
+def _selected(instance_id: str, patterns: Sequence[str]) -> bool:
+    return not patterns or any(fnmatchcase(instance_id, pattern) for pattern in patterns)
+
+
+def _pair_recipe(dataset: DatasetConfig, instance: InstancePlan) -> str:
+    release = instance.release
+    if release is None:
+        return ""
+    named = [
+        pair.recipe
+        for pair in dataset.pairs
+        if (pair.project, pair.after) == (release.project, release.after)
+    ]
+    return named[0] or release.project
+
+
+def _without_recipe(instance: InstancePlan, named: str, folder: str) -> Unplanned:
+    wanted = (
+        f"{folder}/{named}.yaml" if named else f"a file in {folder} with 'repo: {instance.repo}'"
+    )
+    return Unplanned(instance, "recipe", f"there is no recipe for {instance.repo}: add {wanted}")
+
+
+def _plan_repositories(
+    instances: Iterable[InstancePlan], urls: Mapping[str, str], config: Config, where: str
+) -> dict[str, RepositoryPlan]:
+    repos: dict[str, RepositoryPlan] = {}
+    versions: dict[str, list[str]] = defaultdict(list)
+    commits: dict[str, set[str]] = defaultdict(set)
+    for instance in instances:
+        slug = keys.slug(instance.repo)
+        mirror = f"{config.results}/mirrors/{slug}.git"
+        if instance.release is not None:
+            versions[slug] += [instance.release.before, instance.release.after]
+            repo = RepositoryPlan(
+                slug,
+                instance.repo,
+                mirror,
+                "release-pairs",
+                project=instance.release.project,
+                downloads=f"{config.results}/downloads",
+            )
+        else:
+            url = urls[instance.dataset].format(repo=instance.repo, slug=slug)
+            commits[slug].add(instance.base_commit)
+            repo = RepositoryPlan(slug, instance.repo, mirror, "git", url=url)
+        other = repos.setdefault(slug, repo)
+        if other != repo:
+            raise InvalidInput(
+                f"{where}: key 'datasets'",
+                f"repository {instance.repo} comes from {other.url or other.kind} in one, from "
+                f"{repo.url or repo.kind} in another dataset",
+                "build them in two runs with two 'results' folders",
+            )
+    return {
+        slug: replace(
+            repo,
+            versions=_ordered(versions[slug]),
+            revisions=keys.digest_of(sorted(commits[slug])) if slug in commits else "",
+        )
+        for slug, repo in repos.items()
+    }
+
+
+def _ordered(versions: Iterable[str]) -> tuple[str, ...]:
+    from packaging.version import InvalidVersion, Version
+
+    def order(text: str) -> tuple[int, Any]:
+        try:
+            return (1, Version(text))
+        except InvalidVersion:
+            return (0, text)
+
+    return tuple(sorted(set(versions), key=order))
+
+
+def python_slug(python: str) -> str:
+    """A python request as a file name: ``>=3.11`` becomes ``ge3.11``."""
+    for sign, word in (
+        (">=", "ge"),
+        ("<=", "le"),
+        ("==", "eq"),
+        ("!=", "ne"),
+        ("~=", "compat"),
+        (">", "gt"),
+        ("<", "lt"),
+    ):
+        python = python.replace(sign, word)
+    return keys.slug(python.replace(" ", ""))
+
+
+def environment_plan(recipe: Recipe, base: Mapping[str, Any], config: Config) -> EnvironmentPlan:
+    """The environment a recipe asks for; equal content means equal key, whatever the recipe is
+    called.
+    """
+    content: dict[str, Any] = {
+        "schema": PLAN_SCHEMA,
+        "python": recipe.python,
+        "date": recipe.date,
+        "installer": recipe.installer,
+        "packages": list(recipe.packages),
+        "pre_install": list(recipe.pre_install),
+        "env": dict(recipe.env) if recipe.pre_install else {},
+        "base": dict(base),
+        "network": config.network,
+    }
+    key = keys.digest_of(content)
+    slug = f"{keys.slug(recipe.repo)}-py{python_slug(recipe.python)}-{keys.short(key)}"
+    return EnvironmentPlan(
+        slug=slug,
+        key=key,
+        python=recipe.python,
+        date=recipe.date,
+        installer=recipe.installer,
+        packages=recipe.packages,
+        pre_install=recipe.pre_install,
+        env=content["env"],
+        base=base,
+        network=config.network,
+        timeout=config.timeout,
+        store=config.store_path,
+    )
+
+
+def _plan_environments(
+    planned: Sequence[tuple[InstancePlan, Recipe]],
+    repos: Mapping[str, RepositoryPlan],
+    base: Mapping[str, Any],
+    config: Config,
+) -> tuple[dict[str, Any], dict[str, EnvironmentEntry]]:
+    """Group instances by environment and recipe, cut the groups into batches."""
+    shards: dict[str, Any] = {}
+    by_key: dict[str, EnvironmentPlan] = {}
+    groups: dict[tuple[str, str], list[InstancePlan]] = defaultdict(list)
+    recipes: dict[str, Recipe] = {}
+    for instance, recipe in planned:
+        environment = environment_plan(recipe, base, config)
+        environment = by_key.setdefault(environment.key, environment)
+        groups[environment.slug, recipe.name].append(instance)
+        recipes[recipe.name] = recipe
+    batches: dict[str, dict[str, BatchEntry]] = defaultdict(dict)
+    for (slug, name), members in groups.items():
+        for chunk in range(0, len(members), config.batch_size):
+            batch = f"{keys.slug(name)}-{chunk // config.batch_size:04d}"
+            instances = tuple(members[chunk : chunk + config.batch_size])
+            used = sorted({keys.slug(instance.repo) for instance in instances})
+            shards[f"batches/{slug}/{batch}.json"] = BatchPlan(
+                slug=batch,
+                environment=slug,
+                recipe=recipes[name],
+                instances=instances,
+                mirrors={repo: repos[repo].mirror for repo in used},
+                history=config.history,
+                network=config.network,
+                store=config.store_path,
+            )
+            batches[slug][batch] = BatchEntry(repos=tuple(used), instances=len(instances))
+    entries: dict[str, EnvironmentEntry] = {}
+    for environment in by_key.values():
+        shards[f"environments/{environment.slug}.json"] = environment
+        entries[environment.slug] = EnvironmentEntry(
+            python_slug(environment.python), batches[environment.slug]
+        )
+    return shards, entries
+
+
+def _write(folder: Path, shards: Mapping[str, Any]) -> None:
+    """Write what changed and remove shards of an earlier plan, whose jobs no longer exist."""
+    for name, shard in shards.items():
+        value = (
+            [codec.encode(item) for item in shard]
+            if isinstance(shard, list)
+            else codec.encode(shard)
+        )
+        text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+        atomic.write_if_changed(folder / name, text.encode("utf-8"))
+    for old in folder.rglob("*.json"):
+        if str(old.relative_to(folder)) not in shards and old.name != "index.json":
+            old.unlink()

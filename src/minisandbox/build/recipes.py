@@ -1,0 +1,78 @@
+"""Recipe files (``envs/recipes/*.yaml``): how the instances of a repository are installed and
+tested.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
+from minisandbox.build.yamlfile import read_yaml
+from minisandbox.errors import InvalidInput
+from minisandbox.evaluate.logs import PARSERS
+from minisandbox.records import codec
+from minisandbox.records.plan import InstancePlan, Recipe
+
+
+def read_recipes(folder: Path) -> dict[str, Recipe]:
+    """All recipes by name (the file's name without ending); raises ``InvalidInput``."""
+    if not folder.is_dir():
+        raise InvalidInput(
+            str(folder), "is not a folder", "set 'recipes' to the folder of the recipe files"
+        )
+    return {path.stem: read_recipe(path) for path in sorted(folder.glob("*.yaml"))}
+
+
+def read_recipe(path: Path) -> Recipe:
+    """One recipe file, checked; raises ``InvalidInput`` that names the file and the key."""
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise InvalidInput(str(path), "is not a mapping", "see docs/how-to/own-dataset.md")
+    recipe = codec.decode(Recipe, {"name": path.stem, **data}, where=str(path))
+    _check(recipe, str(path))
+    return recipe
+
+
+def find_recipe(recipes: Mapping[str, Recipe], instance: InstancePlan, named: str) -> Recipe | None:
+    """The recipe the dataset names, else the one for the row's repository."""
+    if named:
+        return recipes.get(named)
+    return next((recipe for recipe in recipes.values() if recipe.repo == instance.repo), None)
+
+
+def _check(recipe: Recipe, where: str) -> None:
+    if not re.fullmatch(r"\d+\.\d+(\.\d+)?", recipe.python):
+        try:
+            SpecifierSet(recipe.python)
+        except InvalidSpecifier:
+            raise InvalidInput(
+                f"{where}: key 'python'",
+                f"is {recipe.python!r}",
+                "expected a version like '3.11' or '>=3.11'",
+            ) from None
+    if recipe.date:
+        try:
+            datetime.date.fromisoformat(recipe.date)
+        except ValueError:
+            raise InvalidInput(
+                f"{where}: key 'date'", f"is {recipe.date!r}", "expected YYYY-MM-DD"
+            ) from None
+    if recipe.parser not in PARSERS:
+        raise InvalidInput(
+            f"{where}: key 'parser'",
+            f"is {recipe.parser!r}",
+            f"expected one of {', '.join(sorted(PARSERS))}",
+        )
+    if recipe.timeout < 1:
+        raise InvalidInput(
+            f"{where}: key 'timeout'", f"is {recipe.timeout}", "expected seconds, 1 or more"
+        )
+    for package in recipe.packages:
+        if package.startswith("-"):
+            raise InvalidInput(
+                f"{where}: key 'packages'", f"has the option {package!r}", "list requirements only"
+            )

@@ -1,0 +1,130 @@
+"""Copy the running CPython to another prefix. Runs *inside* a sandbox, by the interpreter that is
+copied.
+
+Standard library only, and valid for Python 3.6 and later. Arguments: the new prefix, and the prefix
+that the files speak of on the host. Leaves out what Debian leaves out of its own packages too (the
+test suite but for ``test.support``, static libraries), other people's site-packages, and byte-code.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+
+VERSION = "{}.{}".format(*sys.version_info[:2])
+SKIPPED = {
+    "__pycache__",
+    "site-packages",
+    "dist-packages",
+    "idle_test",
+    "turtledemo",
+    "EXTERNALLY-MANAGED",
+}
+KEPT_TESTS = {"__init__.py", "support", "libregrtest"}
+
+
+def ignore(folder, names):
+    """What of a directory of the installation stays behind."""
+    skipped = [
+        n
+        for n in names
+        if n in SKIPPED or n.endswith((".pyc", ".a")) or n.startswith("sitecustomize")
+    ]
+    if os.path.basename(folder) == "test" and os.path.basename(os.path.dirname(folder)).startswith(
+        "python"
+    ):
+        skipped += [n for n in names if n not in KEPT_TESTS]
+    return skipped
+
+
+def merge(source, target):
+    """``shutil.copytree`` into a directory that may exist (its ``dirs_exist_ok`` is of
+    Python 3.8).
+    """
+    os.makedirs(target, exist_ok=True)
+    names = os.listdir(source)
+    left_out = set(ignore(source, names))
+    for name in sorted(names):
+        origin, copy = os.path.join(source, name), os.path.join(target, name)
+        if name in left_out or not os.path.exists(origin):
+            continue
+        if os.path.isdir(origin):
+            merge(origin, copy)
+        else:
+            shutil.copy2(origin, copy)
+
+
+def linked_libraries(binaries, prefix):
+    """Shared libraries below ``prefix`` that the binaries load, as ``(name, path)``."""
+    found = {}
+    for binary in binaries:
+        done = subprocess.Popen(["ldd", binary], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        for line in done.communicate()[0].decode("utf-8", "replace").splitlines():
+            match = re.match(r"\s*(\S+) => (\S+) ", line)
+            if match and match.group(2).startswith(prefix + "/"):
+                found[match.group(1)] = match.group(2)
+    return sorted(found.items())
+
+
+def extensions(folder):
+    """Extension modules in a directory."""
+    if not os.path.isdir(folder):
+        return []
+    return [
+        os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(".so")
+    ]
+
+
+def rewrite(root, old, new):
+    """Put the new prefix where build-time files name the old one."""
+    for folder, _, names in os.walk(root):
+        for name in names:
+            if not (
+                name.startswith("_sysconfigdata") or name == "Makefile" or name.endswith(".pc")
+            ):
+                continue
+            path = os.path.join(folder, name)
+            with open(path, "rb") as file:
+                text = file.read()
+            changed = re.sub(re.escape(old.encode()) + rb"(?![\w.-])", new.encode(), text)
+            if changed != text:
+                with open(path, "wb") as file:
+                    file.write(changed)
+
+
+def main():
+    """Copy executable, standard library, headers, and libraries from below the old prefix."""
+    new, old = sys.argv[1], sys.argv[2]
+    prefix = os.path.realpath(sys.base_prefix)
+    stdlib = sysconfig.get_path("stdlib")
+    platform = sysconfig.get_path("platstdlib")
+    include = sysconfig.get_path("include")
+    os.makedirs(new + "/bin")
+    executable = new + "/bin/python" + VERSION
+    shutil.copy2(os.path.realpath(sys.executable), executable)
+    os.symlink("python" + VERSION, new + "/bin/python3")
+    os.symlink("python" + VERSION, new + "/bin/python")
+    merge(stdlib, new + "/lib/python" + VERSION)
+    if os.path.realpath(platform) != os.path.realpath(stdlib):
+        merge(platform, "/".join([new, getattr(sys, "platlibdir", "lib"), "python" + VERSION]))
+    os.makedirs(new + "/lib/python" + VERSION + "/site-packages", exist_ok=True)
+    if include and os.path.isdir(include):
+        merge(include, new + "/include/python" + VERSION)
+    if prefix not in ("/usr", "/"):
+        binaries = [
+            os.path.realpath(sys.executable),
+            *extensions(os.path.join(platform, "lib-dynload")),
+        ]
+        for name, path in linked_libraries(binaries, prefix):
+            shutil.copy2(os.path.realpath(path), new + "/lib/" + name)
+        for name in os.listdir(prefix + "/lib"):
+            if re.match(r"(tcl|tk)\d", name):
+                merge(prefix + "/lib/" + name, new + "/lib/" + name)
+    if old not in ("/usr", "/"):
+        rewrite(new, old, new)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+# checkout.sh MIRROR REVISION DEPTH: make /testbed from one commit of a mirror. Prints its hash and its date.
+set -eu
+mirror=$1 revision=$2 depth=$3
+export GIT_CONFIG_GLOBAL=/dev/null GIT_TERMINAL_PROMPT=0 GIT_LFS_SKIP_SMUDGE=1 LC_ALL=C.UTF-8
+trust='-c safe.directory=* -c uploadpack.allowAnySHA1InWant=true -c core.hooksPath=/dev/null'
+
+commit=$(git $trust -C "$mirror" rev-parse --verify --quiet "$revision^{commit}") || exit 90
+date=$(git $trust -C "$mirror" show -s --format=%ct "$commit")
+[ "$date" -ge 315619200 ] || date=315619200
+
+mkdir -p /testbed
+cd /testbed
+git init -q -b main --template= .
+git config core.trustctime false
+git config core.checkStat minimal
+git config core.autocrlf false
+git config core.untrackedCache false
+git config gc.auto 0
+mkdir -p .git/info
+: > .git/info/exclude
+git -c protocol.file.allow=always fetch -q --no-tags ${depth:+--depth "$depth"} \
+    --upload-pack "git $trust upload-pack" "file://$mirror" "$commit"
+git checkout -q -B main "$commit"
+
+# Tags of the commits that came along, so that `git describe` finds what upstream's would; never newer ones.
+git $trust -C "$mirror" for-each-ref --merged="$commit" refs/tags \
+    --format='%(refname) %(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end)' |
+    while read -r ref target; do
+        if git cat-file -e "$target^{commit}" 2>/dev/null; then echo "+$ref:$ref"; fi
+    done > /tmp/tags
+if [ -s /tmp/tags ]; then
+    git -c protocol.file.allow=always fetch -q --no-tags --stdin \
+        --upload-pack "git $trust upload-pack" "file://$mirror" < /tmp/tags
+fi
+
+# One pack, made the same way every time. A full history keeps the deltas of the mirror: redoing them takes minutes.
+git -c pack.threads=1 repack -a -d -q ${depth:+-f}
+git pack-refs --all
+rm -rf .git/FETCH_HEAD .git/ORIG_HEAD .git/logs .git/hooks .git/branches .git/description .git/objects/info/commit-graphs
+find . -path ./.git -prune -o -exec touch -h -d "@$date" {} +
+git update-index -q --refresh
+git status --porcelain | head -n 5 >&2
+echo "$commit $date"

@@ -1,0 +1,304 @@
+"""Running a stage so that it always ends in a record: made, reused, failed, or (if trying again may
+help) not yet.
+
+Each stage holds a lock beside its record. A second process that was asked for the same record, an
+orphan of a killed run included, waits and then finds it finished. A record whose ``inputs`` digest
+and layers still hold is reused, so that interrupted runs and touched files cost nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from minisandbox import atomic
+from minisandbox.errors import (
+    EXIT_OK,
+    EXIT_TRANSIENT,
+    HostUnsupported,
+    InvalidInput,
+    LayerDamaged,
+    LayerMissing,
+    MiniSandboxError,
+    ProcessFailed,
+    StageFailed,
+)
+from minisandbox.records import codec
+from minisandbox.records.layer import LayerRef
+from minisandbox.records.stages import RECORD_SCHEMA, Failure, Record
+from minisandbox.store import Store
+
+R = TypeVar("R", bound=Record)
+
+#: How many attempts a stage gets; the profiles set Snakemake's ``retries`` to one less.
+ATTEMPTS = 3
+
+_TAIL_LINES = 12
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Which attempt this is, counted from 1, and of how many."""
+
+    number: int = 1
+    of: int = ATTEMPTS
+
+    @property
+    def last(self) -> bool:
+        return self.number >= self.of
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a stage ended, for the command line to print and exit with."""
+
+    exit_code: int
+    line: str
+
+
+def failure_of(error: BaseException, log: Path) -> Failure:
+    """Any error of a stage as data, with the last lines of its log."""
+    kind, message, hint = (
+        "internal",
+        f"{type(error).__name__}: {error}",
+        "please report this with its log",
+    )
+    if isinstance(error, StageFailed):
+        kind, message, hint = error.kind, error.message, error.hint
+    elif isinstance(error, LayerMissing | LayerDamaged):
+        kind, message, hint = "store", str(error), ""
+    elif isinstance(error, HostUnsupported):
+        kind, message, hint = "sandbox", str(error), "run `minisandbox doctor`"
+    elif isinstance(error, ProcessFailed | MiniSandboxError):
+        kind, message, hint = "internal", str(error), ""
+    elif isinstance(error, OSError):
+        kind, message, hint = "store", str(error), "check free space and permissions"
+    return Failure(kind=kind, message=message, hint=hint, log_tail=tail(log))
+
+
+def tail(log: Path, lines: int = _TAIL_LINES) -> str:
+    """The last lines of a log, decoded with replacement; empty if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 16384))
+            text = file.read().decode("utf-8", "replace")
+    except FileNotFoundError:
+        return ""
+    return "\n".join(text.strip().splitlines()[-lines:])
+
+
+class Clock:
+    """Start time as ISO 8601 UTC, seconds since."""
+
+    def __init__(self) -> None:
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._start = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return round(time.monotonic() - self._start, 3)
+
+
+def make(
+    cls: type[R],
+    *,
+    stage: str,
+    key: str,
+    inputs: str,
+    log: Path,
+    work: Callable[[], R],
+    attempt: Attempt,
+) -> R:
+    """Do ``work``; whatever it raises becomes a failed record of the same class.
+
+    Raises the error itself if it is transient and attempts are left, and for ``KeyboardInterrupt``.
+    This is the one place below the command line that catches everything: a bug in one stage must
+    not stop the rest.
+
+
+    """
+    clock = Clock()
+    try:
+        record = work()
+        outcome: dict[str, Any] = {"status": record.status, "failure": record.failure}
+    except Exception as error:
+        if isinstance(error, InvalidInput) or (is_transient(error) and not attempt.last):
+            raise
+        log.parent.mkdir(parents=True, exist_ok=True)
+        if not isinstance(error, MiniSandboxError):
+            with log.open("a", encoding="utf-8") as file:
+                traceback.print_exc(file=file)
+        record = cls(
+            schema=RECORD_SCHEMA,
+            stage=stage,
+            key=key,
+            status="failed",
+            inputs=inputs,
+            started="",
+            seconds=0,
+            log="",
+        )
+        outcome = {"status": "failed", "failure": failure_of(error, log)}
+    return replace(
+        record,
+        schema=RECORD_SCHEMA,
+        stage=stage,
+        key=key,
+        inputs=inputs,
+        started=clock.started,
+        seconds=clock.seconds,
+        log=str(log),
+        **outcome,
+    )
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same stage may succeed when tried again."""
+    return isinstance(error, StageFailed) and error.transient
+
+
+def run_stage(
+    cls: type[R],
+    path: Path,
+    *,
+    stage: str,
+    key: str,
+    inputs: str,
+    log: Path,
+    work: Callable[[], R],
+    attempt: Attempt,
+    store: Store | None = None,
+) -> Ended:
+    """Make or reuse the record at ``path``."""
+    with atomic.locked(path.with_name(f".{path.name}.lock")):
+        if reusable(cls, path, inputs=inputs, store=store) is not None:
+            os.utime(path)  # newer than its inputs, or Snakemake would come again for ever
+            return Ended(EXIT_OK, f"{stage} {key}: nothing has changed")
+        try:
+            record = make(
+                cls, stage=stage, key=key, inputs=inputs, log=log, work=work, attempt=attempt
+            )
+        except StageFailed as error:
+            said = f"{stage} {key}: {error} (attempt {attempt.number} of {attempt.of})"
+            return Ended(EXIT_TRANSIENT, said)
+        codec.write(path, record)
+    return Ended(EXIT_OK, summary(record))
+
+
+def reusable(cls: type[R], path: Path, *, inputs: str, store: Store | None) -> R | None:
+    """The record at ``path`` if it was made from the same inputs and its layers are still there."""
+    try:
+        record = codec.read(cls, path)
+    except (FileNotFoundError, InvalidInput):
+        return None
+    if record.schema != RECORD_SCHEMA or record.inputs != inputs:
+        return None
+    if store is not None and not all(store.has(layer.digest) for layer in layers_of(record)):
+        return None
+    return record
+
+
+def layers_of(record: Any) -> list[LayerRef]:
+    """Every layer a record names."""
+    layers = list(getattr(record, "layers", ()))
+    if (layer := getattr(record, "layer", None)) is not None:
+        layers.append(layer)
+    for inner in getattr(record, "instances", ()):
+        layers += layers_of(inner)
+    return layers
+
+
+def summary(record: Record) -> str:
+    """One line for the log: what, how it ended, how long."""
+    line = f"{record.stage} {record.key}: {record.status} in {record.seconds:.1f} s"
+    if record.failure is not None:
+        line += f" [{record.failure.kind}] {record.failure.message}"
+    return line
+
+
+def versions(names: Iterable[str]) -> Mapping[str, str]:
+    """Versions of the distributions that made a record."""
+    found: dict[str, str] = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def new(cls: type[R], **fields: Any) -> R:
+    """A successful record; ``make`` fills in what all records share."""
+    return cls(
+        schema=RECORD_SCHEMA,
+        stage="",
+        key="",
+        status="ok",
+        inputs="",
+        started="",
+        seconds=0.0,
+        log="",
+        **fields,
+    )
+
+
+def with_failure(record: R, error: StageFailed | None) -> R:
+    """``record`` as it is, or failed for the reason given while what it measured is kept."""
+    if error is None:
+        return record
+    return replace(record, status="failed", failure=Failure(error.kind, error.message, error.hint))
+
+
+class Finished(Generic[R]):
+    """The finished members of a batch: those of its last record, and those kept while it is being
+    made.
+    """
+
+    def __init__(
+        self, member: type[R], batch: type[Record], record_path: Path, *, store: Store | None
+    ) -> None:
+        self._member = member
+        self._store = store
+        self._folder = record_path.with_name(f".{record_path.stem}.partial")
+        self._known: dict[str, R] = {}
+        try:
+            previous: Any = codec.read(batch, record_path)
+        except (FileNotFoundError, InvalidInput):
+            return
+        for record in previous.instances:
+            self._known[record.key] = record
+
+    def get(self, key: str, inputs: str) -> R | None:
+        """The record of ``key`` if it was made from the same inputs and its layers are still in the
+        store.
+        """
+        kept = reusable(self._member, self._path(key), inputs=inputs, store=self._store)
+        if kept is not None:
+            return kept
+        record = self._known.get(key)
+        if record is None or record.inputs != inputs or record.schema != RECORD_SCHEMA:
+            return None
+        if self._store is not None and not all(
+            self._store.has(layer.digest) for layer in layers_of(record)
+        ):
+            return None
+        return record
+
+    def keep(self, record: R) -> None:
+        """Remember a finished member until the batch's record holds it."""
+        codec.write(self._path(record.key), record)
+
+    def forget(self) -> None:
+        """Remove what ``keep`` wrote."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}.json"

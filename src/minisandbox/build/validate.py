@@ -1,0 +1,277 @@
+"""The validate stage: do the tests say what the row claims? From the packed layers, with the
+shipped runtime.
+
+Every run has a sandbox of its own, network ``none``, on layers fetched from the store. Rows that
+lack their test lists get them from a run without and a run with the gold patch; then, whoever made
+the lists, two further runs are graded: the gold patch has to resolve the instance, an empty one
+must not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tqdm import tqdm
+
+from minisandbox import keys
+from minisandbox.build import stage
+from minisandbox.build.rows import complete
+from minisandbox.errors import EXIT_OK, PatchFailed, StageFailed
+from minisandbox.evaluate.grading import LogGrader, derive_lists
+from minisandbox.evaluate.logs import Status
+from minisandbox.evaluate.run_tests import TestOutput, TestSpec, run_tests
+from minisandbox.records import codec
+from minisandbox.records.plan import BatchPlan, InstancePlan, Recipe
+from minisandbox.records.stages import (
+    InstanceRecord,
+    InstancesRecord,
+    TestRun,
+    ValidationRecord,
+    ValidationsRecord,
+)
+from minisandbox.runtime import start_instance
+from minisandbox.sandbox import Profile
+from minisandbox.store import NodeStore, Store
+
+#: Version of how validation is done; a change of meaning makes every record anew.
+_METHOD = 1
+_MAX_FAILING = 100
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One instance under validation."""
+
+    instance: InstancePlan
+    record: InstanceRecord
+    recipe: Recipe
+    store: Store
+    node: NodeStore
+    logs: Path
+
+
+def run(
+    plan_path: Path, instances_path: Path, record_path: Path, attempt: stage.Attempt
+) -> stage.Ended:
+    """``minisandbox build validate``."""
+    plan = codec.read(BatchPlan, plan_path)
+    built = {record.key: record for record in codec.read(InstancesRecord, instances_path).instances}
+    store = Store(Path(plan.store))
+    logs = record_path.parent / "logs"
+    inputs = [
+        _inputs(instance, built[instance.instance_id], plan.recipe) for instance in plan.instances
+    ]
+    finished = stage.Finished(ValidationRecord, ValidationsRecord, record_path, store=None)
+    node = NodeStore()
+
+    def work() -> ValidationsRecord:
+        records: list[ValidationRecord] = []
+        for instance, digest in tqdm(
+            list(zip(plan.instances, inputs, strict=True)),
+            desc=f"validate {plan.environment}",
+            unit="instance",
+        ):
+            record = finished.get(instance.instance_id, digest)
+            if record is None:
+                case = _Case(instance, built[instance.instance_id], plan.recipe, store, node, logs)
+                record = _make(case, digest, attempt)
+            finished.keep(record)
+            records.append(record)
+        return stage.new(ValidationsRecord, environment=plan.environment, instances=tuple(records))
+
+    ended = stage.run_stage(
+        ValidationsRecord,
+        record_path,
+        stage="validate",
+        key=f"{plan.environment}/{plan.slug}",
+        inputs=keys.digest_of(inputs),
+        log=record_path.with_suffix(".log"),
+        work=work,
+        attempt=attempt,
+    )
+    if ended.exit_code == EXIT_OK:
+        finished.forget()
+    return ended
+
+
+def _inputs(instance: InstancePlan, record: InstanceRecord, recipe: Recipe) -> str:
+    row = complete(instance, record.release)
+    return keys.digest_of(
+        {
+            "method": _METHOD,
+            "layers": [layer.digest for layer in record.layers],
+            "failure": codec.encode(record.failure) if record.failure else None,
+            "patches": [row.patch, row.test_patch],
+            "lists": [row.fail_to_pass, row.pass_to_pass],
+            "test": [recipe.test, recipe.parser, recipe.rebuild, dict(recipe.env), recipe.timeout],
+        }
+    )
+
+
+def _make(case: _Case, inputs: str, attempt: stage.Attempt) -> ValidationRecord:
+    name = case.instance.instance_id
+    log = case.logs / f"{name}.validate.log"
+
+    def work() -> ValidationRecord:
+        log.unlink(missing_ok=True)
+        return _validate(case)
+
+    return stage.make(
+        ValidationRecord,
+        stage="validate",
+        key=name,
+        inputs=inputs,
+        log=log,
+        work=work,
+        attempt=attempt,
+    )
+
+
+def _validate(case: _Case) -> ValidationRecord:
+    failure = case.record.failure
+    if failure is not None:
+        raise StageFailed(failure.kind, failure.message, hint=failure.hint)
+    row = complete(case.instance, case.record.release)
+    if not row.patch.strip():
+        raise StageFailed("patch", "the row has no gold patch, so it cannot be validated")
+    fail_to_pass, pass_to_pass = row.fail_to_pass, row.pass_to_pass
+    source: Literal["dataset", "derived"] = "dataset"
+    if fail_to_pass is None or pass_to_pass is None:
+        source = "derived"
+        derived = _derive(case, row)
+        fail_to_pass = derived[0] if fail_to_pass is None else fail_to_pass
+        pass_to_pass = derived[1] if pass_to_pass is None else pass_to_pass
+    lists = {"fail_to_pass": fail_to_pass, "pass_to_pass": pass_to_pass}
+    empty = _graded(case, row, "empty", lists)
+    gold = _graded(case, row, "gold", lists)
+    record = stage.new(
+        ValidationRecord,
+        tests_source=source,
+        fail_to_pass=fail_to_pass,
+        pass_to_pass=pass_to_pass,
+        empty=empty,
+        gold=gold,
+    )
+    return stage.with_failure(
+        record, _verdict(empty, gold, case.logs / f"{case.instance.instance_id}.gold.log")
+    )
+
+
+def _verdict(empty: TestRun, gold: TestRun, log: Path) -> StageFailed | None:
+    if gold.timed_out or empty.timed_out:
+        which = "gold" if gold.timed_out else "empty"
+        return StageFailed(
+            "timeout",
+            f"the tests with the {which} patch took too long",
+            hint="raise 'timeout' in the recipe",
+        )
+    if not gold.resolved:
+        count = len(gold.failing)
+        return StageFailed(
+            "gold-unresolved",
+            f"the gold patch leaves {count}{'+' if count == _MAX_FAILING else ''} tests failing, "
+            f"such as {gold.failing[0]}"
+            if gold.failing
+            else "the row names no test that the gold patch makes pass",
+            hint=f"see {log}",
+        )
+    if empty.resolved:
+        return StageFailed(
+            "empty-resolved",
+            "every test passes without any change, so the instance asks for nothing",
+        )
+    return None
+
+
+def _derive(case: _Case, row: InstancePlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Both lists from two runs; raises ``StageFailed`` of kind ``derive`` if no test tells the
+    patch apart.
+    """
+    grader = LogGrader(case.recipe.parser)
+    before = _run(case, row, "", "derive-before")
+    after = _run(case, row, row.patch, "derive-after")
+    for name, output in (("without", before), ("with", after)):
+        if output.timed_out:
+            raise StageFailed(
+                "timeout",
+                f"the tests {name} the gold patch took more than {case.recipe.timeout} s",
+                hint="raise 'timeout' in the recipe",
+            )
+    statuses = grader.statuses(after.log)
+    if not statuses:
+        raise StageFailed(
+            "derive",
+            f"the {case.recipe.parser} parser finds no test in the log of `{case.recipe.test}`",
+            hint=f"see {_log(case, 'derive-after')}; pytest needs -rA, unittest -v",
+        )
+    fail_to_pass, pass_to_pass = derive_lists(grader.statuses(before.log), statuses)
+    if not fail_to_pass:
+        failed = sum(status in (Status.FAILED, Status.ERROR) for status in statuses.values())
+        raise StageFailed(
+            "derive",
+            "no test fails without the gold patch and passes with it "
+            f"({len(statuses)} tests, {failed} fail)",
+            hint="the test patch does not tell the patch apart",
+        )
+    return fail_to_pass, pass_to_pass
+
+
+def _graded(
+    case: _Case,
+    row: InstancePlan,
+    which: Literal["empty", "gold"],
+    lists: Mapping[str, tuple[str, ...]],
+) -> TestRun:
+    output = _run(case, row, row.patch if which == "gold" else "", which)
+    grader = LogGrader(case.recipe.parser)
+    statuses = grader.statuses(output.log)
+    grade = grader.grade(
+        output.log, fail_to_pass=lists["fail_to_pass"], pass_to_pass=lists["pass_to_pass"]
+    )
+    complete_run = not output.timed_out and not output.truncated
+    return TestRun(
+        patch=which,
+        resolved=grade.resolved and complete_run,
+        exit_code=output.exit_code,
+        timed_out=output.timed_out,
+        seconds=round(output.seconds, 3),
+        passed=sum(status in (Status.PASSED, Status.XFAIL) for status in statuses.values()),
+        failed=sum(status in (Status.FAILED, Status.ERROR) for status in statuses.values()),
+        fail_to_pass=grade.fail_to_pass,
+        pass_to_pass=grade.pass_to_pass,
+        failing=grade.failing[:_MAX_FAILING],
+        log=str(_log(case, which)),
+    )
+
+
+def _run(case: _Case, row: InstancePlan, patch: str, name: str) -> TestOutput:
+    recipe = case.recipe
+    spec = TestSpec(
+        test_command=recipe.test,
+        parser=recipe.parser,
+        test_patch=row.test_patch,
+        rebuild_command=recipe.rebuild,
+        env=recipe.env,
+        timeout=recipe.timeout,
+    )
+    with start_instance(
+        case.record.layers,
+        head_tree=case.record.head_tree,
+        store=case.store,
+        node=case.node,
+        name=f"{row.instance_id}-{name}",
+        profile=Profile(network="none"),
+    ) as instance:
+        try:
+            return run_tests(instance, spec, patch=patch, log_path=_log(case, name))
+        except PatchFailed as error:
+            raise StageFailed(
+                "patch", str(error), hint="check the row's 'patch' and 'test_patch'"
+            ) from None
+
+
+def _log(case: _Case, name: str) -> Path:
+    return case.logs / f"{case.instance.instance_id}.{name}.log"

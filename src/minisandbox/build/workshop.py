@@ -1,0 +1,167 @@
+"""A build sandbox: run commands on layers, log them, and pack what they changed as the next
+layer.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from minisandbox.build.upstream import index_settings
+from minisandbox.errors import StageFailed
+from minisandbox.records.layer import LayerKind, LayerRef
+from minisandbox.records.plan import Network
+from minisandbox.runtime.instance import environment_variables
+from minisandbox.sandbox import Bind, Profile, Result, Sandbox
+from minisandbox.store import NodeStore, Store
+
+#: Where what a build needs, and a finished instance does not, appears inside.
+TOOLS = "/run/minisandbox"
+#: Download and build caches: on disk, never packed.
+CACHE = "/var/cache/minisandbox"
+
+_UNPACKED = ("dev", "proc", "sys", "tmp", "run", "root/.cache", "var/tmp", "var/cache")
+
+#: What of a command's output goes into the log, per command.
+_MAX_LOGGED = 8 * 2**20
+
+
+class Workshop:
+    """A build sandbox as a context manager. ``seconds`` adds up time by purpose."""
+
+    def __init__(
+        self,
+        layers: Sequence[LayerRef],
+        *,
+        store: Store,
+        network: Network,
+        log: Path,
+        name: str,
+        binds: Sequence[Bind] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.store = store
+        self.log = log
+        self.seconds: dict[str, float] = {}
+        settings = index_settings() if network != "none" else None
+        variables = {
+            **environment_variables(),
+            "UV_CACHE_DIR": f"{CACHE}/uv",
+            "PIP_CACHE_DIR": f"{CACHE}/pip",
+            "UV_PYTHON_DOWNLOADS": "never",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            **(settings.variables if settings else {}),
+            **(env or {}),
+        }
+        variables["PATH"] += f":{TOOLS}/bin"
+        self.profile = Profile(
+            network=network,
+            binds=(*binds, *(settings.binds if settings else ())),
+            redirect_dir=False,
+        )
+        node = NodeStore()
+        self._node = node
+        folders = [node.ensure(store, layer.digest) for layer in layers]
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.sandbox = Sandbox.start(
+            folders, scratch=node.scratch, profile=self.profile, env=variables, cwd="/", name=name
+        )
+
+    def __enter__(self) -> Workshop:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.sandbox.close()
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        failure: str,
+        what: str,
+        purpose: str = "",
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str = "/",
+        stdin: bytes | None = None,
+        quiet: bool = False,
+        hint: str = "",
+    ) -> Result:
+        """Run and log; raises ``StageFailed`` of kind ``failure`` (``timeout`` for a time-out)
+        unless it exits 0.
+
+        ``quiet`` keeps the command's text out of the log (scripts of ours), never its output.
+
+        """
+        start = time.monotonic()
+        result = self.sandbox.run(
+            command,
+            env=env,
+            cwd=cwd,
+            timeout=timeout,
+            stdin=stdin,
+            merge_stderr=True,
+            max_output=_MAX_LOGGED,
+        )
+        self.seconds[purpose or what] = round(
+            self.seconds.get(purpose or what, 0.0) + time.monotonic() - start, 3
+        )
+        self._write_log(what if quiet else _text(command), result)
+        if result.timed_out:
+            raise StageFailed(
+                "timeout",
+                f"{what} took more than {timeout:.0f} s",
+                hint="raise 'timeout' in the config",
+            )
+        if result.exit_code != 0:
+            raise StageFailed(
+                failure, f"{what} ended with {result.exit_code}: {_decisive(result)}", hint=hint
+            )
+        return result
+
+    def pack(self, kind: LayerKind, *, date: int, newer: frozenset[str] = frozenset()) -> LayerRef:
+        """End the sandbox and pack what was changed in it; ``date`` (unix seconds) goes on every
+        file.
+        """
+        start = time.monotonic()
+        upper = self.sandbox.seal()
+        layer = self.store.add(
+            kind, upper, date=date, idmap=self._node.idmap, exclude=_excluded, newer=newer
+        )
+        self.seconds["pack"] = round(self.seconds.get("pack", 0.0) + time.monotonic() - start, 3)
+        return layer
+
+    def _write_log(self, text: str, result: Result) -> None:
+        with self.log.open("ab") as log:
+            log.write(f"$ {text}\n".encode("utf-8", "surrogateescape"))
+            log.write(result.stdout)
+            if result.stdout and not result.stdout.endswith(b"\n"):
+                log.write(b"\n")
+            log.write(f"[exit {result.exit_code}, {result.duration:.1f} s]\n".encode())
+            log.flush()
+            os.fsync(log.fileno())
+
+
+def _excluded(path: str) -> bool:
+    return any(path == prefix or path.startswith(prefix + "/") for prefix in _UNPACKED)
+
+
+def _text(command: str | Sequence[str]) -> str:
+    return command if isinstance(command, str) else shlex.join(command)
+
+
+def _decisive(result: Result) -> str:
+    """The line of an output that tells most: the last that names an error, else the last."""
+    lines = [line.strip() for line in result.text.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower() or line.startswith(("×", "╰"))]
+    chosen = (errors or lines or ["no output"])[-1]
+    return chosen[-300:]

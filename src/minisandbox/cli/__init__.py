@@ -1,0 +1,1 @@
+"""The ``minisandbox`` command. The only place that prints and exits."""

@@ -1,0 +1,130 @@
+"""``plan`` and ``build STAGE``: what the workflow's rules call, and anyone may run by hand
+again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minisandbox.errors import EXIT_OK, InvalidInput, MiniSandboxError
+
+if TYPE_CHECKING:
+    from minisandbox.build.stage import Ended
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the commands of this module."""
+    plan = commands.add_parser(
+        "plan", help="make the plan of a configuration and print what it holds"
+    )
+    plan.add_argument("--config", default="config/config.yaml", type=Path)
+    plan.set_defaults(function=make_plan)
+
+    build = commands.add_parser("build", help="run one stage of the pipeline for one job")
+    stages = build.add_subparsers(dest="stage", metavar="STAGE", required=True)
+    for name, paths in {
+        "clone": (),
+        "interpreter": (),
+        "environment": ("interpreter",),
+        "instances": ("environment",),
+        "validate": ("instances",),
+    }.items():
+        stage = stages.add_parser(name, help=f"the {name} stage")
+        stage.add_argument("--plan", required=True, type=Path, help="this job's shard of the plan")
+        for path in paths:
+            stage.add_argument(
+                f"--{path}", required=True, type=Path, help=f"record of the {path} stage"
+            )
+        if name == "instances":
+            stage.add_argument(
+                "--clone", required=True, type=Path, action="append", help="record of a clone stage"
+            )
+        stage.add_argument(
+            "--record", required=True, type=Path, help="where to write this job's record"
+        )
+        stage.add_argument("--attempt", type=int, default=1, help="which attempt this is, from 1")
+        stage.add_argument(
+            "--attempts", type=int, help="after how many a failure is final (default: 3)"
+        )
+        stage.set_defaults(function=build_stage)
+    manifest = stages.add_parser("manifest", help="the manifest stage")
+    manifest.add_argument("--plan", required=True, type=Path, help="the plan's index.json")
+    manifest.add_argument("--results", required=True, type=Path, help="folder of all records")
+    manifest.add_argument("--parquet", required=True, type=Path)
+    manifest.add_argument("--jsonl", required=True, type=Path)
+    manifest.set_defaults(function=build_manifest)
+
+
+def make_plan(arguments: argparse.Namespace) -> int:
+    """``minisandbox plan``."""
+    _require_build_extra()
+    from minisandbox.build.plan import ensure_plan
+    from minisandbox.build.yamlfile import read_yaml
+
+    config = read_yaml(arguments.config)
+    if not isinstance(config, dict):
+        raise InvalidInput(str(arguments.config), "is not a mapping")
+    index = ensure_plan(config, [str(arguments.config)])
+    batches = sum(len(entry.batches) for entry in index.environments.values())
+    print(
+        f"{index.instances} instances of {len(index.repos)} repositories "
+        f"in {len(index.environments)} environments, "
+        f"{batches} batches; Pythons: {', '.join(index.pythons)}"
+    )
+    if index.unplanned:
+        print(f"{index.unplanned} rows cannot be built; the manifest will say why")
+    return EXIT_OK
+
+
+def build_stage(arguments: argparse.Namespace) -> int:
+    """``minisandbox build STAGE`` for all stages that end in a record."""
+    _require_build_extra()
+    from minisandbox.build import clone, environment, instances, interpreter, validate
+    from minisandbox.build.stage import ATTEMPTS, Attempt
+
+    attempt = Attempt(arguments.attempt, arguments.attempts or ATTEMPTS)
+    plan, record = arguments.plan, arguments.record
+    match arguments.stage:
+        case "clone":
+            ended = clone.run(plan, record, attempt)
+        case "interpreter":
+            ended = interpreter.run(plan, record, attempt)
+        case "environment":
+            ended = environment.run(plan, arguments.interpreter, record, attempt)
+        case "instances":
+            ended = instances.run(plan, arguments.environment, arguments.clone, record, attempt)
+        case _:
+            ended = validate.run(plan, arguments.instances, record, attempt)
+    return _finish(ended)
+
+
+def build_manifest(arguments: argparse.Namespace) -> int:
+    """``minisandbox build manifest``."""
+    _require_build_extra()
+    from minisandbox.build import manifest
+
+    return _finish(
+        manifest.run(arguments.plan, arguments.results, arguments.parquet, arguments.jsonl)
+    )
+
+
+def _finish(ended: Ended) -> int:
+    print(ended.line, flush=True)
+    return ended.exit_code
+
+
+def _require_build_extra() -> None:
+    """The pipeline is an extra; say so instead of showing an import error."""
+    try:
+        import git as _git
+        import pandas as _pandas
+        import yaml as _yaml
+    except ImportError as error:
+        raise MiniSandboxError(
+            f"the pipeline needs {error.name}, which is not installed; run "
+            f"`{sys.executable} -m pip install 'swe-minisandbox[build]'`"
+        ) from None
+    del _git, _pandas, _yaml

@@ -1,0 +1,253 @@
+"""``ls``, ``show``, ``run``, ``shell``: looking at a cache and working in its instances."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minisandbox.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, InvalidInput
+from minisandbox.records import codec
+from minisandbox.records.manifest import ManifestRow
+
+if TYPE_CHECKING:
+    from minisandbox.runtime import Instance
+
+_LOADER_FIELDS = (
+    "problem_statement",
+    "hints_text",
+    "patch",
+    "test_patch",
+    "FAIL_TO_PASS",
+    "PASS_TO_PASS",
+    "log_tail",
+)
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the commands of this module."""
+    ls = commands.add_parser("ls", help="list the instances of a cache")
+    _cache_option(ls)
+    ls.add_argument("--status", choices=("ok", "failed"), help="only those")
+    ls.add_argument("--json", action="store_true", help="one JSON object a line")
+    ls.add_argument("--strict", action="store_true", help="exit with 1 unless every instance is ok")
+    ls.set_defaults(function=list_instances)
+
+    show = commands.add_parser("show", help="show one instance")
+    _cache_option(show)
+    show.add_argument("id")
+    show.add_argument("--json", action="store_true", help="the whole row as JSON")
+    show.add_argument("--field", help="one field of the row, as it is")
+    show.set_defaults(function=show_instance)
+
+    run = commands.add_parser(
+        "run",
+        help="run a command in a fresh instance",
+        usage="minisandbox run [options] ID -- COMMAND ...",
+    )
+    _cache_option(run)
+    _sandbox_options(run)
+    run.add_argument(
+        "--timeout", type=float, help="seconds until the command and all it started are ended"
+    )
+    run.add_argument(
+        "--diff", type=Path, help="write what the command changed to this file, as a patch"
+    )
+    run.add_argument("id")
+    run.add_argument(
+        "words",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="after --; one word is shell text",
+    )
+    run.set_defaults(function=run_command)
+
+    shell = commands.add_parser("shell", help="open an interactive shell in a fresh instance")
+    _cache_option(shell)
+    _sandbox_options(shell)
+    shell.add_argument("id")
+    shell.set_defaults(function=open_shell)
+
+
+def _cache_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cache", default="results", type=Path, help="folder of the manifest (default: results)"
+    )
+
+
+def _sandbox_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--network", choices=("none", "host"), default="none", help="default: none")
+    parser.add_argument("--gold", action="store_true", help="apply the instance's gold patch first")
+    parser.add_argument(
+        "--tests", action="store_true", help="apply the instance's test patch first"
+    )
+    parser.add_argument("--patch", type=Path, help="apply this patch first")
+
+
+def list_instances(arguments: argparse.Namespace) -> int:
+    """``minisandbox ls``."""
+    from minisandbox.runtime import open_cache
+
+    cache = open_cache(arguments.cache)
+    failed = 0
+    lines: list[tuple[str, ...]] = []
+    for row in cache.rows():
+        failed += row.status == "failed"
+        if arguments.status and row.status != arguments.status:
+            continue
+        if arguments.json:
+            print(json.dumps(_brief(row), ensure_ascii=False))
+        else:
+            lines.append(_line(row))
+    if not arguments.json:
+        _print_table(
+            [("INSTANCE", "STATUS", "PYTHON", "LAYERS", "TESTS", "GOLD", "REASON"), *lines]
+        )
+        print(f"\n{len(cache)} instances, {len(cache) - failed} ok, {failed} failed")
+    return EXIT_FAILED if arguments.strict and failed else EXIT_OK
+
+
+def _brief(row: ManifestRow) -> dict[str, object]:
+    data = codec.encode(row)
+    return {
+        key: value for key, value in data.items() if key not in _LOADER_FIELDS and key != "packages"
+    }
+
+
+def _line(row: ManifestRow) -> tuple[str, ...]:
+    gold = {True: "resolved", False: "unresolved", None: "-"}[row.gold_resolved]
+    tests = f"{len(row.FAIL_TO_PASS)}+{len(row.PASS_TO_PASS)}" if row.FAIL_TO_PASS else "-"
+    size = readable_size(sum(layer.size for layer in row.layers)) if row.layers else "-"
+    reason = f"[{row.reason_kind}] {row.reason}" if row.reason else ""
+    return (row.instance_id, row.status, row.python or "-", size, tests, gold, reason)
+
+
+def readable_size(size: float) -> str:
+    """Bytes as people read them, in powers of 1000 as storage is sold."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
+
+
+def show_instance(arguments: argparse.Namespace) -> int:
+    """``minisandbox show``."""
+    from minisandbox.runtime import open_cache
+
+    row = open_cache(arguments.cache).row(arguments.id)
+    data = codec.encode(row)
+    if arguments.json:
+        print(json.dumps(data, indent=1, ensure_ascii=False))
+    elif arguments.field:
+        if arguments.field not in data:
+            raise InvalidInput(
+                "--field", f"{arguments.field!r} is not a field", f"fields: {', '.join(data)}"
+            )
+        value = data[arguments.field]
+        print(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    else:
+        _print_row(row)
+    return EXIT_OK
+
+
+def _print_row(row: ManifestRow) -> None:
+    pairs: list[tuple[str, str]] = [
+        ("instance", f"{row.instance_id} ({row.dataset})"),
+        ("status", row.status),
+        ("repository", f"{row.repo} at {row.base_commit[:12]}"),
+        ("environment", row.environment),
+        ("python", f"{row.python} at {row.python_prefix}"),
+        (
+            "tests",
+            (
+                f"{len(row.FAIL_TO_PASS)} fail to pass, {len(row.PASS_TO_PASS)} pass to pass "
+                f"({row.tests_source})"
+            ),
+        ),
+        ("test command", row.test_command),
+    ]
+    if row.status == "failed":
+        pairs.insert(2, ("reason", f"[{row.reason_kind}, stage {row.failed_stage}] {row.reason}"))
+    for name, value in pairs:
+        print(f"{name + ':':15}{value}")
+    for layer in row.layers:
+        print(f"{'layer:':15}{layer.kind:12} {readable_size(layer.size):>9}  {layer.digest}")
+    if row.gold_resolved is not None:
+        print(
+            f"{'validation:':15}gold {_word(row.gold_resolved)} in {row.gold_seconds} s, "
+            f"empty patch {_word(bool(row.empty_resolved))} in {row.empty_seconds} s"
+        )
+    for name, log in codec.encode(row.logs).items():
+        if log:
+            print(f"{name + ' log:':15}{log}")
+    if row.log_tail:
+        print("\n" + row.log_tail)
+    if row.problem_statement:
+        print("\n" + row.problem_statement.strip())
+
+
+def _word(resolved: bool) -> str:
+    return "resolved" if resolved else "not resolved"
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    """``minisandbox run``: output as the command wrote it, its exit code, 124 after a time-out."""
+    words: list[str] = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
+    if not words:
+        print("minisandbox run: no command given; put it after --", file=sys.stderr)
+        return EXIT_USAGE
+    with _instance(arguments) as instance:
+        result = instance.run(words[0] if len(words) == 1 else words, timeout=arguments.timeout)
+        sys.stdout.buffer.write(result.stdout)
+        sys.stdout.flush()
+        sys.stderr.buffer.write(result.stderr)
+        if result.timed_out:
+            print(f"minisandbox: ended after {arguments.timeout:g} s", file=sys.stderr)
+        if arguments.diff:
+            from minisandbox import atomic
+
+            atomic.write_bytes(arguments.diff, instance.diff())
+    return result.exit_code
+
+
+def open_shell(arguments: argparse.Namespace) -> int:
+    """``minisandbox shell``."""
+    with _instance(arguments) as instance:
+        return instance.open_shell()
+
+
+def _instance(arguments: argparse.Namespace) -> Instance:
+    from minisandbox.runtime import open_cache
+    from minisandbox.sandbox import Profile
+
+    cache = open_cache(arguments.cache)
+    row = cache.row(arguments.id)
+    instance = cache.materialize(arguments.id, profile=Profile(network=arguments.network))
+    try:
+        if arguments.gold:
+            instance.apply_patch(row.patch, name="gold patch")
+        if arguments.patch:
+            try:
+                text = arguments.patch.read_text(encoding="utf-8", errors="surrogateescape")
+            except OSError as error:
+                raise InvalidInput(
+                    str(arguments.patch), f"cannot be read ({error.strerror})"
+                ) from None
+            instance.apply_patch(text, name=str(arguments.patch))
+        if arguments.tests:
+            instance.apply_patch(row.test_patch, name="test patch")
+    except BaseException:
+        instance.close()
+        raise
+    return instance

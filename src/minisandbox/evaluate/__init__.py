@@ -1,0 +1,1 @@
+"""Running and grading the tests of an instance: logs to statuses, statuses to a verdict."""

@@ -1,0 +1,114 @@
+"""One row of the manifest: everything a loader, a trainer or a grader needs to know of an instance.
+
+``docs/formats.md`` describes every field; a test keeps the two in step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from minisandbox.records.layer import LayerRef
+from minisandbox.records.stages import Status
+
+#: Version of the row; readers accept every version in ``READABLE_SCHEMAS``.
+MANIFEST_SCHEMA = 1
+READABLE_SCHEMAS = (1,)
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the environment was compiled against; ``packages`` is a digest of the installed system
+    packages.
+    """
+
+    kind: str = ""
+    os: str = ""
+    os_version: str = ""
+    libc: str = ""
+    arch: str = ""
+    packages: str = ""
+
+
+@dataclass(frozen=True)
+class BuildSeconds:
+    """Wall time of each stage that had a part in the instance, in seconds; ``None`` where it did
+    not run.
+
+    The first three are shared with other instances; ``instance`` is the sum of checkout to pack.
+
+    """
+
+    interpreter: float | None = None
+    clone: float | None = None
+    environment: float | None = None
+    checkout: float | None = None
+    install: float | None = None
+    smoke: float | None = None
+    pack: float | None = None
+    instance: float | None = None
+    validate: float | None = None
+
+
+@dataclass(frozen=True)
+class Logs:
+    """Logs of the stages, relative to the folder of the manifest; empty where there is none."""
+
+    environment: str = ""
+    build: str = ""
+    gold: str = ""
+    empty: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestRow:
+    """An instance, built or not. Times are seconds, sizes bytes, digests those of uncompressed
+    tars.
+
+    ``test_env`` and ``extra`` (columns of the dataset that have no field here) are JSON text,
+    because their keys differ from row to row and a column has one type.
+
+
+    """
+
+    schema: int
+    instance_id: str
+    dataset: str
+    repo: str
+    version: str
+    base_commit: str
+    head_commit: str
+    head_tree: str
+    problem_statement: str
+    hints_text: str
+    patch: str
+    test_patch: str
+    FAIL_TO_PASS: tuple[str, ...]
+    PASS_TO_PASS: tuple[str, ...]
+    tests_source: Literal["", "dataset", "derived"]
+    status: Status
+    failed_stage: str
+    reason_kind: str
+    reason: str
+    log_tail: str
+    environment: str
+    environment_key: str
+    layers: tuple[LayerRef, ...]
+    base: Base
+    profile: str
+    python: str
+    python_prefix: str
+    packages: tuple[str, ...]
+    install_command: str
+    test_command: str
+    rebuild_command: str
+    test_env: str
+    test_timeout: int
+    log_parser: str
+    build_seconds: BuildSeconds
+    gold_resolved: bool | None
+    empty_resolved: bool | None
+    gold_seconds: float | None
+    empty_seconds: float | None
+    logs: Logs
+    extra: str

@@ -1,0 +1,185 @@
+"""How a stage ended: one JSON file each, whether it went well or not.
+
+A failed stage is data. Its record has ``status: failed`` and a ``failure``; the stages after it
+read that and write failed records of their own, so that the manifest can list every instance with a
+reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from minisandbox.records.layer import LayerRef
+
+RECORD_SCHEMA = 1
+
+Status = Literal["ok", "failed"]
+
+#: What a failure can be called; ``docs/formats.md`` says what each means and what to do.
+FAILURE_KINDS = (
+    "recipe",
+    "clone",
+    "commit",
+    "interpreter",
+    "environment",
+    "install",
+    "smoke",
+    "patch",
+    "derive",
+    "gold-unresolved",
+    "empty-resolved",
+    "timeout",
+    "sandbox",
+    "store",
+    "internal",
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a stage failed: a kind to group by, a sentence, what to do, and the decisive last log
+    lines.
+    """
+
+    kind: str
+    message: str
+    hint: str = ""
+    log_tail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What every record says. ``inputs`` is the digest of all that decided the result; seconds are
+    wall time.
+    """
+
+    schema: int
+    stage: str
+    key: str
+    status: Status
+    inputs: str
+    started: str
+    seconds: float
+    log: str
+    failure: Failure | None = None
+    tools: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class ReleaseRow:
+    """What the clone stage found out about a release pair: the fields that other datasets bring
+    along.
+    """
+
+    base_commit: str
+    patch: str
+    test_patch: str
+    problem_statement: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloneRecord(Record):
+    """A bare mirror. Where it was made of releases, ``commits`` maps their versions to commits, and
+    ``missing`` those that the index does not have to the reason.
+
+
+    """
+
+    repo: str = ""
+    mirror: str = ""
+    url: str = ""
+    commits: Mapping[str, str] = field(default_factory=dict[str, str])
+    missing: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterpreterRecord(Record):
+    """A packed CPython; ``prefix`` is its path inside, ``source`` the place and path it came
+    from.
+    """
+
+    python: str = ""
+    prefix: str = ""
+    source: str = ""
+    looked_in: tuple[str, ...] = ()
+    layer: LayerRef | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentRecord(Record):
+    """A packed virtual environment on its interpreter. ``lock`` is what was resolved,
+    ``name==version`` sorted.
+    """
+
+    python: str = ""
+    prefix: str = ""
+    base: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    profile: str = ""
+    lock: tuple[str, ...] = ()
+    layers: tuple[LayerRef, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceRecord(Record):
+    """An installed checkout: all layers bottom first, and the commit and tree that changes are told
+    against.
+    """
+
+    base_commit: str = ""
+    head_commit: str = ""
+    head_tree: str = ""
+    layers: tuple[LayerRef, ...] = ()
+    release: ReleaseRow | None = None
+    stage_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstancesRecord(Record):
+    """One batch: an entry an instance, in the order of the plan."""
+
+    environment: str = ""
+    instances: tuple[InstanceRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class TestRun:
+    """One run of an instance's tests: with which patch, how it ended, and how it was graded.
+
+    ``fail_to_pass`` and ``pass_to_pass`` are ``(passed, total)``; ``failing`` names what did not
+    pass (the first 100), ``passed``/``failed`` count everything the log reported.
+
+
+    """
+
+    patch: Literal["empty", "gold"]
+    resolved: bool
+    exit_code: int
+    timed_out: bool
+    seconds: float
+    passed: int
+    failed: int
+    fail_to_pass: tuple[int, ...]
+    pass_to_pass: tuple[int, ...]
+    failing: tuple[str, ...]
+    log: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationRecord(Record):
+    """What the tests said, materialized from the packed layers, with network ``none``."""
+
+    tests_source: Literal["", "dataset", "derived"] = ""
+    fail_to_pass: tuple[str, ...] = ()
+    pass_to_pass: tuple[str, ...] = ()
+    empty: TestRun | None = None
+    gold: TestRun | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationsRecord(Record):
+    """One batch of validations, in the order of the plan."""
+
+    environment: str = ""
+    instances: tuple[ValidationRecord, ...] = ()

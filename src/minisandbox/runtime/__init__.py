@@ -1,0 +1,14 @@
+"""The public runtime: open a cache, materialize an instance, run commands in it.
+
+from minisandbox.runtime import open_cache
+
+with open_cache("results").materialize("sqlparse-0.4.4") as instance:
+    print(instance.run("python -m pytest -q").text)
+"""
+
+from __future__ import annotations
+
+from minisandbox.runtime.cache import Cache, open_cache
+from minisandbox.runtime.instance import Instance, start_instance
+
+__all__ = ["Cache", "Instance", "open_cache", "start_instance"]

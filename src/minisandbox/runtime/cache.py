@@ -1,0 +1,160 @@
+"""A finished cache: its manifest, its store, and instances materialized from them.
+
+The manifest is read as JSON lines, by offset, so that opening a cache of 50,000 rows keeps 50,000
+numbers in memory and not their patches.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from minisandbox.errors import InstanceUnavailable, InstanceUnknown, InvalidInput
+from minisandbox.records import codec
+from minisandbox.records.manifest import READABLE_SCHEMAS, ManifestRow
+from minisandbox.runtime.instance import Instance, start_instance
+from minisandbox.sandbox import Profile
+from minisandbox.store import NodeStore, Store
+
+MANIFEST_NAME = "manifest.jsonl"
+#: Beside the manifest: where its store is, relative to the folder or absolute.
+CACHE_NAME = "cache.json"
+
+# The writer puts these two keys first; anything else is parsed in full.
+_HEAD = re.compile(rb'\{"schema": ?(\d+), ?"instance_id": ?"([^"\\]+)"')
+
+
+class Cache:
+    """What ``open_cache`` returns: instance ids in manifest order, their rows, and
+    ``materialize``.
+    """
+
+    def __init__(self, folder: Path, store: Store, node: NodeStore | None = None) -> None:
+        self.folder = folder
+        self.store = store
+        self._node = node
+        self._manifest = folder / MANIFEST_NAME
+        self._offsets = _read_offsets(self._manifest)
+
+    @property
+    def node(self) -> NodeStore:
+        """The node store of this user, made on first use."""
+        if self._node is None:
+            self._node = NodeStore()
+        return self._node
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._offsets)
+
+    def __contains__(self, instance_id: object) -> bool:
+        return instance_id in self._offsets
+
+    def rows(self) -> Iterator[ManifestRow]:
+        """Every row, in manifest order."""
+        for instance_id in self._offsets:
+            yield self.row(instance_id)
+
+    def row(self, instance_id: str) -> ManifestRow:
+        """The row of one instance; raises ``InstanceUnknown`` with the nearest ids there are."""
+        offset = self._offsets.get(instance_id)
+        if offset is None:
+            raise InstanceUnknown(
+                instance_id, difflib.get_close_matches(instance_id, self._offsets, n=3)
+            )
+        with self._manifest.open("rb") as file:
+            file.seek(offset)
+            data = _parse(file.readline(), f"{self._manifest}: {instance_id}")
+        return codec.decode(ManifestRow, data, where=f"{self._manifest}: {instance_id}")
+
+    def materialize(
+        self,
+        instance_id: str,
+        *,
+        profile: Profile | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Instance:
+        """Start a sandbox on the layers of an instance; a context manager.
+
+        Raises ``InstanceUnknown``, ``InstanceUnavailable`` (its build failed), ``LayerMissing``,
+        ``LayerDamaged`` or ``HostUnsupported``. An instance that was built but not validated as
+        ``ok`` can still be materialized: the row's ``status`` says what is known of it.
+
+
+        """
+        row = self.row(instance_id)
+        if not row.layers:
+            raise InstanceUnavailable(instance_id, row.reason)
+        return start_instance(
+            row.layers,
+            head_tree=row.head_tree,
+            store=self.store,
+            node=self.node,
+            name=instance_id,
+            profile=profile,
+            env=env,
+        )
+
+
+def open_cache(folder: str | Path = "results", *, store: str | Path | None = None) -> Cache:
+    """Open the cache in ``folder``; raises ``InvalidInput`` if it holds no manifest.
+
+    ``store`` overrides where the packed layers are looked for.
+    """
+    folder = Path(folder)
+    if not (folder / MANIFEST_NAME).is_file():
+        raise InvalidInput(
+            str(folder), f"holds no {MANIFEST_NAME}", "build one with `snakemake --cores all`"
+        )
+    return Cache(folder, Store(Path(store) if store else _store_of(folder)))
+
+
+def _store_of(folder: Path) -> Path:
+    try:
+        data = json.loads((folder / CACHE_NAME).read_text(encoding="utf-8"))
+        return folder / str(data["store"])
+    except FileNotFoundError:
+        return folder / "store"
+    except (ValueError, KeyError, TypeError):
+        raise InvalidInput(
+            str(folder / CACHE_NAME), "does not name a store", "pass `store`"
+        ) from None
+
+
+def _read_offsets(manifest: Path) -> dict[str, int]:
+    offsets: dict[str, int] = {}
+    position = 0
+    with manifest.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            where = f"{manifest}: row {number}"
+            head = _HEAD.match(line)
+            if head is not None:
+                schema, instance_id = int(head[1]), head[2].decode("utf-8")
+            else:
+                data = _parse(line, where)
+                schema, instance_id = data.get("schema"), str(data.get("instance_id"))
+            if schema not in READABLE_SCHEMAS:
+                raise InvalidInput(
+                    where,
+                    f"has schema {schema}",
+                    f"this version reads {', '.join(map(str, READABLE_SCHEMAS))}",
+                )
+            offsets[instance_id] = position
+            position += len(line)
+    return offsets
+
+
+def _parse(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        data = json.loads(line)
+    except ValueError as error:
+        raise InvalidInput(where, f"is not JSON ({error})", "build the manifest again") from None
+    if not isinstance(data, dict):
+        raise InvalidInput(where, "is not an object", "build the manifest again")
+    return data

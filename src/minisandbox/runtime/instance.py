@@ -1,0 +1,160 @@
+"""One materialized instance: a sandbox on its layers, with the repository at ``/testbed`` and the
+venv active.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from minisandbox.records.layer import LayerRef
+from minisandbox.runtime import worktree
+from minisandbox.sandbox import Bind, Profile, Result, Sandbox
+from minisandbox.store import NodeStore, Store
+
+#: Where the repository and its environment are inside; the field's scripts and prompts name these
+#: paths.
+TESTBED = "/testbed"
+CONDA = "/opt/miniconda3"
+VENV = f"{CONDA}/envs/testbed"
+
+_PATH = f"{VENV}/bin:{CONDA}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def environment_variables() -> dict[str, str]:
+    """What ``conda activate testbed`` would set."""
+    return {
+        "PATH": _PATH,
+        "VIRTUAL_ENV": VENV,
+        "CONDA_PREFIX": VENV,
+        "CONDA_DEFAULT_ENV": "testbed",
+        "PIP_ROOT_USER_ACTION": "ignore",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+
+
+class Instance:
+    """A running instance. Use as a context manager; everything done in it is gone when it
+    closes.
+    """
+
+    def __init__(self, sandbox: Sandbox, *, head_tree: str) -> None:
+        self.sandbox = sandbox
+        self.head_tree = head_tree
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | int | None = None,
+        timeout: float | None = None,
+        max_output: int = 16 * 2**20,
+        merge_stderr: bool = False,
+    ) -> Result:
+        """Run shell text or an argv in ``/testbed``; see ``Sandbox.run``."""
+        return self.sandbox.run(
+            command,
+            stdin=stdin,
+            env=env,
+            cwd=cwd,
+            user=user,
+            timeout=timeout,
+            max_output=max_output,
+            merge_stderr=merge_stderr,
+        )
+
+    def read_file(self, path: str) -> bytes:
+        """The content of a file, byte for byte."""
+        return self.sandbox.read_file(path)
+
+    def write_file(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
+        """Write a file atomically, making its parent directories."""
+        self.sandbox.write_file(path, data, mode=mode)
+
+    def upload(self, local: str | Path, remote: str) -> None:
+        """Copy a file or a directory of the host into the instance."""
+        self.sandbox.upload(Path(local), remote)
+
+    def download(self, remote: str, local: str | Path) -> None:
+        """Copy a file or a directory of the instance to the host."""
+        self.sandbox.download(remote, Path(local))
+
+    def diff(self) -> bytes:
+        """What was changed since the instance was built, as a patch that ``git apply`` takes,
+        binary files too.
+
+        Told against the recorded tree, by an index and objects that the inside cannot write:
+        commits, resets or a deleted ``.git`` change nothing about it. Ignored files, and what the
+        install step made, are not part of it.
+
+
+        """
+        return worktree.diff(self.sandbox, self.head_tree)
+
+    def apply_patch(self, patch: str, *, name: str = "patch") -> None:
+        """Apply a unified diff to the work tree; raises ``PatchFailed``, and then the tree is
+        unchanged.
+        """
+        worktree.apply_patch(self.sandbox, patch, name=name)
+
+    def restore(self, paths: Sequence[str]) -> None:
+        """Put files back to the recorded tree; those that it does not have are removed."""
+        worktree.restore(self.sandbox, self.head_tree, paths)
+
+    def open_shell(self) -> int:
+        """An interactive shell on the caller's terminal; returns its exit code."""
+        return self.sandbox.open_shell(
+            argv=["/bin/bash", "--rcfile", "/opt/miniconda3/etc/minisandbox.bashrc", "-i"],
+            env={"MINISANDBOX_NAME": self.sandbox.name},
+        )
+
+    def close(self) -> None:
+        """End every process and remove every change."""
+        self.sandbox.close()
+
+    def __enter__(self) -> Instance:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def start_instance(
+    layers: Sequence[LayerRef],
+    *,
+    head_tree: str,
+    store: Store,
+    node: NodeStore,
+    name: str,
+    profile: Profile | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Instance:
+    """Unpack what this node lacks and start a sandbox on it; raises what ``NodeStore.ensure`` and
+    ``Sandbox.start`` do.
+    """
+    folders = [node.ensure(store, layer.digest) for layer in layers]
+    profile = profile or Profile()
+    base = tuple(
+        Bind(source=folder / "testbed/.git", target=f"{worktree.BASE}/{layer.kind}")
+        for layer, folder in zip(layers, folders, strict=True)
+        if layer.kind in ("source", "instance")
+    )
+    sandbox = Sandbox.start(
+        folders,
+        scratch=node.scratch,
+        profile=replace(profile, binds=(*profile.binds, *base)),
+        env={**environment_variables(), **(env or {})},
+        cwd=TESTBED,
+        name=name,
+    )
+    return Instance(sandbox, head_tree=head_tree)
