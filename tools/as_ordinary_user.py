@@ -2,10 +2,10 @@
 
     .venv/bin/python tools/as_ordinary_user.py -m pytest tests/sandbox
 
-The half of the sandbox that works without privileges has other mechanisms than root's, and has to be
-tested on every machine, whoever started the tests. The user has an id without an entry in the user
-database, as in most cluster containers, an empty home and a temporary directory of its own. A clone
-that this user cannot reach (below /root, say) is copied, with an environment of its own.
+The half of the sandbox that works without privileges has other mechanisms than root's, and has to
+be tested on every machine, whoever started the tests. The user has an id without an entry in the
+user database, as in most cluster containers, an empty home and a temporary directory of its own. A
+clone that this user cannot reach (below /root, say) is copied, with an environment of its own.
 """
 
 from __future__ import annotations

@@ -3,13 +3,11 @@
     python3 tools/bootstrap.py build        what `make demo` needs
     python3 tools/bootstrap.py build dev    what `make test` needs
 
-Standard library only, and written so that an old Python can still parse it and say that it is old.
-A stamp, written last, holds the digest of pyproject.toml and of the interpreter: where it matches,
-nothing is done; where it is missing (a run was killed) or differs, the environment is made anew.
-Runs in two terminals wait for each other.
+Standard library only. An older Python (3.6 on) can run this far enough to find a newer one and hand
+over to it; hence the quoted annotations. A stamp, written last, holds the digest of pyproject.toml
+and of the interpreter: where it matches, nothing is done; where it is missing (a run was killed) or
+differs, the environment is made anew. Runs in two terminals wait for each other.
 """
-
-from __future__ import annotations
 
 import ast
 import fcntl
@@ -46,18 +44,20 @@ class Unable(Exception):
     """The environment cannot be made; the message is one sentence for the person who asked."""
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: "list[str]") -> int:
     """Make or complete the environment with the named extras; 0, or 1 with one sentence."""
-    extras = set(arguments) or {"build"}
     try:
-        ensure(extras)
+        if sys.version_info < OLDEST:
+            python = find_python()
+            os.execv(python, [python, __file__, *arguments])
+        ensure(set(arguments) or {"build"})
     except Unable as problem:
         print(f"bootstrap: {problem}", file=sys.stderr)
         return 1
     return 0
 
 
-def ensure(extras: set[str]) -> None:
+def ensure(extras: "set[str]") -> None:
     """Bring `.venv` to hold at least `extras`; returns at once where it does."""
     with locked():
         stamp = read_stamp()
@@ -161,7 +161,7 @@ def key_of(python: str) -> str:
     return digest.hexdigest()
 
 
-def read_stamp() -> dict | None:
+def read_stamp() -> "dict | None":
     """The stamp, or None where the environment is unfinished or made for something else.
 
     The interpreter is the one the stamp names, not the one that runs this: an activated environment
@@ -212,7 +212,7 @@ def create(python: str) -> None:
         )
 
 
-def install(extras: list[str]) -> None:
+def install(extras: "list[str]") -> None:
     """Install this clone, editable, with `extras`: by uv, which is quick, or else by pip itself."""
     say(f"installing the extras {' and '.join(extras)}")
     pip = [VENV_PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
@@ -230,7 +230,7 @@ def install(extras: list[str]) -> None:
         run([*pip, *target])
 
 
-def pip_settings() -> dict[str, str]:
+def pip_settings() -> "dict[str, str]":
     """What pip is configured to do, from its files and the environment, by option name.
 
     `pip config list` prints `global.index-url='...'`, `install.cert='...'`, `:env:.proxy='...'`;
@@ -251,7 +251,7 @@ def pip_settings() -> dict[str, str]:
     return settings
 
 
-def uv_can_follow(settings: dict[str, str]) -> bool:
+def uv_can_follow(settings: "dict[str, str]") -> bool:
     """Whether uv can be told where packages come from.
 
     Constraints, and extra indexes and find-links on local disk, only add to the main index: leaving
@@ -261,7 +261,7 @@ def uv_can_follow(settings: dict[str, str]) -> bool:
     return not no_index and not settings.get("index-url", "").startswith("file:")
 
 
-def uv_settings(settings: dict[str, str]) -> dict[str, str]:
+def uv_settings(settings: "dict[str, str]") -> "dict[str, str]":
     """Environment variables that make uv use pip's indexes and certificates; a person's own win."""
     variables = {
         variable: settings[name] for name, variable in UV_VARIABLES.items() if settings.get(name)
@@ -283,7 +283,7 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def run(argv, extra_env: dict[str, str] | None = None) -> None:
+def run(argv, extra_env: "dict[str, str] | None" = None) -> None:
     """Run one command; its failure is one sentence that holds the decisive line of its output."""
     command = [os.fspath(part) for part in argv]
     env = {**os.environ, **(extra_env or {})}
@@ -307,8 +307,9 @@ def run(argv, extra_env: dict[str, str] | None = None) -> None:
 
 def succeeds(argv) -> bool:
     """Whether a command can be started and ends with 0."""
+    nothing = subprocess.DEVNULL
     try:
-        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0
+        return subprocess.run(argv, stdin=nothing, stdout=nothing, stderr=nothing).returncode == 0
     except OSError:
         return False
 
@@ -319,8 +320,4 @@ def say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.version_info < (3, 8):
-        sys.exit(
-            "bootstrap: this Python is too old; run `make PYTHON=/path/to/python3` with >= 3.11"
-        )
     sys.exit(main(sys.argv[1:]))
