@@ -1,12 +1,13 @@
 """The file system and devices a sandbox sees, as an ordered plan of mounts.
 
-Runs in two places. ``stage`` mounts what needs the rights of the caller: the overlay of the layers and the
-host's directories, below a staging directory. ``enter`` runs as PID 1 inside all namespaces: it makes the
-staged tree the root and adds /proc, /dev and the private temporary directories. Invariant: after ``enter``
-no path and no descriptor leads to the host's root; everything bound from it is nosuid and nodev.
+Runs in two places. ``stage`` mounts what needs the rights of the caller: the overlay of the layers
+and the host's directories, below a staging directory. ``enter`` runs as PID 1 inside all
+namespaces: it makes the staged tree the root and adds /proc, /dev and the private temporary
+directories. Invariant: after ``enter`` no path and no descriptor leads to the host's root;
+everything bound from it is nosuid and nodev.
 
-All paths before the pivot are relative to the staging directory: the mapped root may not be allowed to walk
-to it, and an overlay's options, limited to one page, name layers by descriptor number.
+All paths before the pivot are relative to the staging directory: the mapped root may not be allowed
+to walk to it, and an overlay's options, limited to one page, name layers by descriptor number.
 """
 
 from __future__ import annotations
@@ -55,12 +56,16 @@ class Refused(Exception):
     def __init__(self, step: str, error: OSError) -> None:
         self.step = step
         self.number = error.errno or errno.EIO
-        self.detail = f"{error.strerror} ({error.filename})" if error.filename else str(error.strerror)
+        self.detail = (
+            f"{error.strerror} ({error.filename})" if error.filename else str(error.strerror)
+        )
         super().__init__(f"{step}: {self.detail}")
 
 
 def detach_from_host() -> None:
-    """Receive the host's unmounts but send nothing back: private copies would keep its disks busy."""
+    """Receive the host's unmounts but send nothing back: private copies would keep its disks
+    busy.
+    """
     linux.mount("", "/", "", linux.MS_SLAVE | linux.MS_REC)
 
 
@@ -78,7 +83,8 @@ def mount_overlay(spec: dict[str, Any]) -> None:
         for path in (*spec["lowers"], "upper", "work", "root"):
             names.append(os.open(path, directory))
         *lowers, upper, work, target = names
-        # Relative to /proc/self/fd a layer costs a few bytes, and ':' or ',' in its path cannot matter.
+        # Relative to /proc/self/fd a layer costs a few bytes, and ':' or ',' in its path cannot
+        # matter.
         os.chdir("/proc/self/fd")
         options = f"lowerdir={':'.join(map(str, lowers))},upperdir={upper},workdir={work},index=off,volatile"
         if spec["kind"] == "root":
@@ -108,7 +114,9 @@ def stage_binds(spec: dict[str, Any]) -> None:
 
 
 def stage(spec: dict[str, Any]) -> None:
-    """Everything that is mounted with the caller's rights; the working directory is the staging one."""
+    """Everything that is mounted with the caller's rights; the working directory is the staging
+    one.
+    """
     _step("mounts", detach_from_host)
     _step("overlay", mount_overlay, spec)
     _step("binds", stage_binds, spec)
@@ -120,12 +128,12 @@ def enter(spec: dict[str, Any]) -> None:
     host = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _step("root", _pivot)
+        _step("tmpfs", _mount_temporary)  # before the binds, which may have places below them
         os.fchdir(staging)
         _step("binds", _move_binds, spec)
         _step("proc", _mount_proc)
         os.fchdir(host)
         _step("dev", _mount_dev, spec)
-        _step("tmpfs", _mount_temporary)
         _step("root", linux.umount, ".", linux.MNT_DETACH)
     finally:
         os.close(staging)
@@ -144,16 +152,19 @@ def _step(name: str, function: Any, *arguments: Any) -> None:
 
 
 def _pivot() -> None:
-    # An inherited mount is locked and cannot become the root; a copy of it can. Recursive, as runc does.
+    # An inherited mount is locked and cannot become the root; a copy of it can. Recursive, as runc
+    # does.
     linux.mount("root", "root", "", linux.MS_BIND | linux.MS_REC)
     os.chdir("root")
-    # Both arguments the same: the old root lies on top of the new one, still reachable by descriptor, and
-    # no directory of the sandbox has to serve as its place (pivot_root(2), NOTES).
+    # Both arguments the same: the old root lies on top of the new one, still reachable by
+    # descriptor, and no directory of the sandbox has to serve as its place (pivot_root(2), NOTES).
     linux.pivot_root(".", ".")
 
 
 def _directory(path: str, mode: int = 0o755) -> str:
-    """``path`` as a real directory to mount on. A layer that has a link there would redirect the mount."""
+    """``path`` as a real directory to mount on. A layer that has a link there would redirect the
+    mount.
+    """
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             raise OSError(errno.ENOTDIR, "a layer replaces this directory by something else", path)
