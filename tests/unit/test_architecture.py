@@ -38,12 +38,16 @@ STAGES = frozenset(
 #: ... and those that stages share.
 SHARED = frozenset(
     {
+        "checkout",
         "config",
         "dataset",
+        "gitindex",
+        "package_index",
         "recipes",
         "releases",
         "relocate",
         "rows",
+        "schemas",
         "stage",
         "upstream",
         "virtualenv_tool",
