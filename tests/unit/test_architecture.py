@@ -44,6 +44,7 @@ SHARED = frozenset(
         "gitindex",
         "package_index",
         "recipes",
+        "package_index",
         "releases",
         "relocate",
         "rows",
