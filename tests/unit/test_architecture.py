@@ -44,7 +44,6 @@ SHARED = frozenset(
         "gitindex",
         "package_index",
         "recipes",
-        "package_index",
         "releases",
         "relocate",
         "rows",

@@ -311,7 +311,7 @@ def test_the_tree_is_byte_exact(server: Server, tmp_path: Path) -> None:
         ".gitattributes": b"* text=auto eol=lf\n*.txt filter=lfs\n",
         ".gitignore": b"ignored.txt\n",
         "ignored.txt": b"dos\r\nline\r\nends",
-        "latin.txt": "caf\xe9".encode("latin-1"),
+        "latin.txt": "café\n".encode("latin-1"),
         "binary": bytes(range(256)),
         "run.sh": b"#!/bin/sh\n",
         "hard.sh": target,
@@ -478,7 +478,7 @@ def test_a_pair_is_split_into_fix_and_tests(server: Server, tmp_path: Path) -> N
 
 def test_patches_carry_every_kind_of_change(server: Server, tmp_path: Path) -> None:
     before: dict[str, Member] = {
-        "latin.py": b"# coding: latin-1\nname = 'caf\xe9'\n",
+        "latin.py": "# coding: latin-1\nname = 'café'\n".encode("latin-1"),
         "image.png": b"\x89PNG\0\1\2",
         "late-nul.txt": b"x" * 9000 + b"\nend\0\n",
         "dos.txt": b"a\r\nb\r\n",
@@ -491,7 +491,7 @@ def test_patches_carry_every_kind_of_change(server: Server, tmp_path: Path) -> N
         "tests/café.txt": "één\n".encode(),
     }
     after: dict[str, Member] = {
-        "latin.py": b"# coding: latin-1\nname = 'th\xe9'\n",
+        "latin.py": "# coding: latin-1\nname = 'thé'\n".encode("latin-1"),
         "image.png": b"\x89PNG\0\1\3",
         "late-nul.txt": b"x" * 9000 + b"\nEND\0\n",
         "dos.txt": b"a\r\nc\r\n",
@@ -556,7 +556,7 @@ def test_tests_are_told_by_place_and_name(
     "changelog", ["CHANGES", "CHANGELOG.md", "NEWS.txt", "HISTORY.rst", "docs/changes.rst"]
 )
 def test_the_changelog_states_the_problem(server: Server, tmp_path: Path, changelog: str) -> None:
-    old = b"1.0\n\n- caf\xe9\n"
+    old = "1.0\n\n- café\n".encode("latin-1")
     mirror, commits = pair(
         server, tmp_path, {changelog: old}, {changelog: b"1.1\n\n-- dashes\n++ \xff\n\n" + old}
     )
