@@ -1,0 +1,9 @@
+"""The two stores: packed layers named by digest, and the same layers unpacked once per machine."""
+
+from __future__ import annotations
+
+from minisandbox.store.faults import StoreUnusable
+from minisandbox.store.packed import Finding, Store
+from minisandbox.store.unpacked import NodeStore, default_node_root
+
+__all__ = ["Finding", "NodeStore", "Store", "StoreUnusable", "default_node_root"]
