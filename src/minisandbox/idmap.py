@@ -1,11 +1,13 @@
 """Which host ids stand for the ids inside a sandbox, and how to act as them.
 
-Three kinds, best first. ``root``: the caller is root of the host and maps a range of host ids that nobody
-else has. ``subid``: the caller's own id is id 0 inside, and the range that the administrator gave it in
-/etc/subuid follows (so inside ids 0..65535 exist, and inside root can reach the caller's own files that are
-mounted for it, whatever the modes of directories on the way). ``single``: only id 0 exists inside.
+Three kinds, best first. ``root``: the caller is root of the host and maps a range of host ids that
+nobody else has. ``subid``: the caller's own id is id 0 inside, and the range that the administrator
+gave it in /etc/subuid follows (so inside ids 0..65535 exist, and inside root can reach the caller's
+own files that are mounted for it, whatever the modes of directories on the way). ``single``: only
+id 0 exists inside.
 
-Invariant: host uid 0 is never mapped in; it could write /proc/sys and every file bound from the host.
+Invariant: host uid 0 is never mapped in; it could write /proc/sys and every file bound from the
+host.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ T = TypeVar("T")
 #: Ids inside: what tools expect (nobody is 65534), and what one line of /etc/subuid holds.
 COUNT = 65_536
 
-#: First host id of a root caller's range. systemd gives out 524288..1879048191 to containers and leaves
-#: 1879048192..2147483647 unused (https://systemd.io/UIDS-GIDS); ids from 2^31 on break programs that keep
-#: them signed. So this range meets neither people, nor nspawn, nor /etc/subuid (100000 upwards).
+#: First host id of a root caller's range. systemd gives out 524288..1879048191 to containers and
+#: leaves 1879048192..2147483647 unused (https://systemd.io/UIDS-GIDS); ids from 2^31 on break
+#: programs that keep them signed. So this range meets neither people, nor nspawn, nor /etc/subuid
+#: (100000 upwards).
 ROOT_BASE = 1_879_048_192
 
 
@@ -39,8 +42,9 @@ ROOT_BASE = 1_879_048_192
 class IdMap:
     """A bijection between ``count`` inside ids (0 upwards) and host ids.
 
-    ``uid_base`` and ``gid_base`` are the host ids of inside id 0. For ``subid`` the inside ids from 1 on
-    stand for host ids from ``uid_range`` (``gid_range``) on; the other kinds do not use these two.
+    ``uid_base`` and ``gid_base`` are the host ids of inside id 0. For ``subid`` the inside ids from
+    1 on stand for host ids from ``uid_range`` (``gid_range``) on; the other kinds do not use these
+    two.
     """
 
     kind: Literal["root", "subid", "single"]
@@ -185,11 +189,12 @@ def _subordinate(table: str, uid: int) -> int | None:
 def call_mapped(idmap: IdMap, function: Callable[[], T]) -> T:
     """Run ``function`` where it can write files of every inside id, and return what it returns.
 
-    For ``root`` that is this very process (the function changes owners to host ids itself); otherwise a
-    forked child that is id 0, with all capabilities, of a user namespace with this map, and sees inside ids.
-    Result or exception come back pickled. The child is made with ``os.fork`` so that closures work; in a
-    program with threads the function must therefore not need a lock that another thread may hold (logging
-    and imports at the first use are the usual ones). Raises ``ChildProcessError`` when the child dies.
+    For ``root`` that is this very process (the function changes owners to host ids itself);
+    otherwise a forked child that is id 0, with all capabilities, of a user namespace with this map,
+    and sees inside ids. Result or exception come back pickled. The child is made with ``os.fork``
+    so that closures work; in a program with threads the function must therefore not need a lock
+    that another thread may hold (logging and imports at the first use are the usual ones). Raises
+    ``ChildProcessError`` when the child dies.
     """
     if idmap.kind == "root":
         return function()
@@ -205,7 +210,8 @@ def call_mapped(idmap: IdMap, function: Callable[[], T]) -> T:
             pipe.write(answer)
 
     with warnings.catch_warnings():
-        # Python >= 3.12 warns of fork in a threaded program; the docstring says what that means here.
+        # Python >= 3.12 warns of fork in a threaded program; the docstring says what that means
+        # here.
         warnings.simplefilter("ignore", DeprecationWarning)
         sys.stdout.flush()
         sys.stderr.flush()
@@ -250,9 +256,11 @@ def _pickled_error(error: BaseException) -> bytes:
 
 
 def remove_tree(path: Path, idmap: IdMap) -> None:
-    """Remove ``path`` whatever a sandbox with this map left there; missing is fine, links stay links.
+    """Remove ``path`` whatever a sandbox with this map left there; missing is fine, links stay
+    links.
 
-    Copes with mode 000 (overlay work directories), with ids that are not the caller's, and with any depth.
+    Copes with mode 000 (overlay work directories), with ids that are not the caller's, and with any
+    depth.
     """
     try:
         removal.remove(os.fspath(path))

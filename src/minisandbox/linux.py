@@ -1,8 +1,9 @@
 """The system calls Python has no function for, each raising ``OSError`` with errno and path.
 
-Invariant: nothing here decides anything; policy lives with the callers. Kept to the modules an interpreter
-started with ``-I -S`` loads in a few milliseconds (no dataclasses, no pathlib), because the supervisor of
-every sandbox imports it. Constants are those of the kernel's uapi headers; both x86_64 and aarch64.
+Invariant: nothing here decides anything; policy lives with the callers. Kept to the modules an
+interpreter started with ``-I -S`` loads in a few milliseconds (no dataclasses, no pathlib), because
+the supervisor of every sandbox imports it. Constants are those of the kernel's uapi headers; both
+x86_64 and aarch64.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ _SIOCGIFFLAGS = 0x8913
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 0x1
 
-#: Numbers that differ between architectures; those since 5.1 (like mount_setattr) are the same everywhere.
+#: Numbers that differ between architectures; those since 5.1 (like mount_setattr) are the same
+#: everywhere.
 _SYSCALLS = {
     "x86_64": {"pivot_root": 155, "keyctl": 250},
     "aarch64": {"pivot_root": 41, "keyctl": 219},
@@ -111,8 +113,9 @@ def umount(target: str, flags: int = 0) -> None:
 
 def set_mount_attributes(target: str, attributes: int) -> None:
     """Add ``MOUNT_ATTR_*`` to a mount and all mounts below it (mount_setattr(2), Linux 5.12)."""
-    # struct mount_attr: attr_set, attr_clr, propagation, userns_fd. Unlike a remount this cannot clear a
-    # flag by omission, which the kernel refuses for mounts inherited from a more privileged namespace.
+    # struct mount_attr: attr_set, attr_clr, propagation, userns_fd. Unlike a remount this cannot
+    # clear a flag by omission, which the kernel refuses for mounts inherited from a more privileged
+    # namespace.
     attr = struct.pack("=QQQQ", attributes, 0, 0, 0)
     result = _libc.syscall(
         _SYS_MOUNT_SETATTR,
@@ -155,7 +158,9 @@ def forbid_new_privileges() -> None:
 
 
 def limit_capabilities(keep: frozenset[int]) -> None:
-    """Drop all capabilities but ``keep`` from the bounding set, for every program executed later."""
+    """Drop all capabilities but ``keep`` from the bounding set, for every program executed
+    later.
+    """
     for capability in range(64):
         if capability in keep:
             continue
@@ -220,11 +225,18 @@ def close_all_but(keep: Sequence[int]) -> None:
 
 
 def reset_signals() -> None:
-    """Give the dispositions a new program expects: Python ignores SIGPIPE and SIGXFSZ, programs do not."""
+    """Give the dispositions a new program expects: Python ignores SIGPIPE and SIGXFSZ, programs do
+    not.
+    """
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         if signal.getsignal(number) not in (signal.SIG_DFL, None):
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def log_exception(error: BaseException) -> None:
+    """Write the traceback to standard error, where ``os._exit`` would lose it."""
+    sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _run(program: str, arguments: Sequence[str]) -> int:
@@ -237,8 +249,9 @@ def write_id_maps(
 ) -> None:
     """Write the maps of the user namespace of ``pid``, a child waiting in its new user namespace.
 
-    With ``helpers`` (paths of newuidmap and newgidmap) they do it, else this process, which must be allowed
-    to: root any range, others one id of their own and only without setgroups (user_namespaces(7)).
+    With ``helpers`` (paths of newuidmap and newgidmap) they do it, else this process, which must be
+    allowed to: root any range, others one id of their own and only without setgroups
+    (user_namespaces(7)).
     """
     if helpers is not None:
         # Both run at once: each takes milliseconds, and every start waits for them.
@@ -282,10 +295,11 @@ def fork_mapped(
     namespaces: int,
     child: Callable[[], None],
 ) -> int:
-    """Fork a child that enters a new user namespace (plus ``namespaces``) as its id 0, and runs ``child``.
+    """Fork a child that enters a new user namespace (plus ``namespaces``) as its id 0, and runs
+    ``child``.
 
-    Returns its pid once the maps are written. The child ends with ``os._exit``: 0, or 1 when ``child``
-    raised, or the errno of a refused ``unshare``, which the parent raises as ``OSError``.
+    Returns its pid once the maps are written. The child ends with ``os._exit``: 0, or 1 when
+    ``child`` raised, or the errno of a refused ``unshare``, which the parent raises as ``OSError``.
     """
     parent_end, child_end = socket.socketpair()
     pid = os.fork()
@@ -307,8 +321,8 @@ def fork_mapped(
             set_parent_death_signal(signal.SIGKILL)  # only now: a change of ids clears it
             child()
             code = 0
-        except BaseException:
-            sys.excepthook(*sys.exc_info())  # os._exit would lose it
+        except BaseException as error:
+            log_exception(error)  # os._exit would lose it
         finally:
             os._exit(code)
     child_end.close()

@@ -1,8 +1,8 @@
 """Removing trees that somebody else shaped: any depth, any mode, no link followed.
 
-A sandbox leaves directories of mode 000 (the overlay's work directory), of thousands of levels, and links to
-anywhere. Invariant: nothing outside the named directory is ever touched. Light to import: every supervisor
-loads it.
+A sandbox leaves directories of mode 000 (the overlay's work directory), of thousands of levels, and
+links to anywhere. Invariant: nothing outside the named directory is ever touched. Light to import:
+every supervisor loads it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def _open(name: str, parent: int) -> int:
 
 
 def _empty(directory: int, top: int, depth: int) -> bool:
-    """Empty ``directory``; returns whether something was moved up into ``top`` and is still to do."""
+    """Empty ``directory``; returns whether something was moved up into ``top`` and is still to
+    do.
+    """
     again = False
     with os.scandir(directory) as entries:
         names = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]

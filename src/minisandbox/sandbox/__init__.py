@@ -1,7 +1,8 @@
 """Sandboxes: a process tree in namespaces of its own, over a stack of unpacked layers.
 
-Plain Python and system calls; no root, no daemon, no set-uid program of ours. The package imports only the
-standard library and the lowest modules of the project, and knows nothing of stores or instances.
+Plain Python and system calls; no root, no daemon, no set-uid program of ours. The package imports
+only the standard library and the lowest modules of the project, and knows nothing of stores or
+instances.
 """
 
 from minisandbox.sandbox.client import Sandbox

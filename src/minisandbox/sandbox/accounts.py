@@ -1,7 +1,7 @@
 """Users and groups of a sandbox, read from its own files.
 
-Not through ``pwd`` and ``grp``: those would load the name service modules of whatever lies in the sandbox
-into a process that holds capabilities.
+Not through ``pwd`` and ``grp``: those would load the name service modules of whatever lies in the
+sandbox into a process that holds capabilities.
 """
 
 from __future__ import annotations

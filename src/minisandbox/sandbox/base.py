@@ -1,8 +1,9 @@
 """The host as the base of a sandbox: what it is, and the skeleton that lies below all layers.
 
-The skeleton is an ordinary directory with links to /usr and a curated /etc, so that files in it can be
-changed inside a sandbox like any others (they are copied up). Invariant: nothing in it names a user, host or
-service of this machine; what is taken from the host's /etc describes its software, not its site.
+The skeleton is an ordinary directory with links to /usr and a curated /etc, so that files in it can
+be changed inside a sandbox like any others (they are copied up). Invariant: nothing in it names a
+user, host or service of this machine; what is taken from the host's /etc describes its software,
+not its site.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ _DEVELOPMENT = re.compile(rb"-(dev|devel|headers)$|^(gcc|g\+\+|binutils|make|cma
 def base_identity() -> dict[str, str]:
     """What an environment built on this host was compiled against; goes into its key.
 
-    ``packages`` is the digest of the installed development packages and compilers with their versions, or
-    of the state of the package database where reading it takes long (rpm), or "unknown".
+    ``packages`` is the digest of the installed development packages and compilers with their
+    versions, or of the state of the package database where reading it takes long (rpm), or
+    "unknown".
     """
     release = _os_release()
     libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None
@@ -83,12 +85,16 @@ def _listed(database: bytes, package: bytes, version: bytes) -> list[bytes]:
 
 def host_binds() -> list[tuple[str, str, bool]]:
     """The host directories every sandbox on this base sees, read-only: source, target, writable."""
-    real = [name for name in _MERGEABLE if Path("/", name).is_dir() and not Path("/", name).is_symlink()]
+    real = [
+        name for name in _MERGEABLE if Path("/", name).is_dir() and not Path("/", name).is_symlink()
+    ]
     return [(f"/{name}", f"/{name}", False) for name in ("usr", *real)]
 
 
 def ensure_skeleton(scratch: Path, profile: Profile, idmap: IdMap) -> Path:
-    """The skeleton for this host, profile and id map, made below ``scratch`` where it is missing."""
+    """The skeleton for this host, profile and id map, made below ``scratch`` where it is
+    missing.
+    """
     links = {name: os.readlink(f"/{name}") for name in _MERGEABLE if os.path.islink(f"/{name}")}
     stamp = (skeleton.stamp(), tuple(links.items()), profile.hostname, profile.network)
     plan = _plan(stamp, profile.hostname, profile.network)
@@ -108,7 +114,8 @@ def ensure_skeleton(scratch: Path, profile: Profile, idmap: IdMap) -> Path:
 
 @functools.lru_cache(maxsize=16)
 def _plan(stamp: Any, hostname: str, network: str) -> tuple[str, list[skeleton.Entry]]:
-    # Keyed by the dates of what is read, so that reading a thousand small files is done once a process.
+    # Keyed by the dates of what is read, so that reading a thousand small files is done once a
+    # process.
     entries = skeleton.entries(hostname, host_network=network == "host")
     text = json.dumps([repr(stamp[1]), [repr(entry) for entry in entries]]).encode()
     return hashlib.sha256(text).hexdigest()[:16], entries

@@ -58,7 +58,9 @@ class Stream:
 
 
 class Ended:
-    """How a request ended: ``exit`` with a code, ``error`` with its fields, or None if the monitor died."""
+    """How a request ended: ``exit`` with a code, ``error`` with its fields, or None if the monitor
+    died.
+    """
 
     def __init__(self, fields: list[str], *, timed_out: bool) -> None:
         self.fields = fields
@@ -70,8 +72,9 @@ def collect(
 ) -> Ended:
     """Read until the monitor reports the end; closes ``pipes``.
 
-    When ``deadline`` (monotonic) passes, the monitor is told to end the command's whole tree. A monitor that
-    does not answer even that is given up after ``KILL_PATIENCE`` seconds: the fields are then empty.
+    When ``deadline`` (monotonic) passes, the monitor is told to end the command's whole tree. A
+    monitor that does not answer even that is given up after ``KILL_PATIENCE`` seconds: the fields
+    are then empty.
     """
     poller = select.poll()  # not select(): descriptors may be above 1023
     poller.register(channel, select.POLLIN)
@@ -121,8 +124,8 @@ def _read_once(fd: int, stream: Stream) -> bool:
 
 
 def _read_what_is_there(fd: int, stream: Stream) -> None:
-    # The shell wrote before it ended, so all of its output is in the pipe now. Only as much as that: a
-    # process left in the background may be writing for ever.
+    # The shell wrote before it ended, so all of its output is in the pipe now. Only as much as
+    # that: a process left in the background may be writing for ever.
     size = array.array("i", [0])
     fcntl.ioctl(fd, termios.FIONREAD, size)
     left = size[0]

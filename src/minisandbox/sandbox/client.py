@@ -1,7 +1,8 @@
 """A running sandbox, as the rest of the project holds it.
 
-Several threads may use one sandbox at once; each request has a channel of its own. Invariant: a command that
-fails is a :class:`Result`, a sandbox that is gone is :class:`SandboxDied`, and the two are never confused.
+Several threads may use one sandbox at once; each request has a channel of its own. Invariant: a
+command that fails is a :class:`Result`, a sandbox that is gone is :class:`SandboxDied`, and the two
+are never confused.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ _MIB = 1 << 20
 class Sandbox:
     """One process tree in namespaces of its own, over a stack of layers. Made by :meth:`start`."""
 
-    def __init__(self, link: Link, idmap: IdMap, env: Mapping[str, str], cwd: str, name: str) -> None:
+    def __init__(
+        self, link: Link, idmap: IdMap, env: Mapping[str, str], cwd: str, name: str
+    ) -> None:
         self.name = name
         self._link = link
         self._idmap = idmap
@@ -65,10 +68,10 @@ class Sandbox:
     ) -> Sandbox:
         """Start a sandbox over unpacked ``layers`` (bottom first) and the host's /usr.
 
-        ``scratch`` is an existing directory on a local file system; the sandbox makes one directory of its
-        own there, removes it when it closes, and removes what killed ones left. ``env`` is added to
-        ``DEFAULT_ENV`` for every command. Raises ``HostUnsupported`` where the kernel refuses something, and
-        ``InvalidInput`` for layers that cannot be stacked.
+        ``scratch`` is an existing directory on a local file system; the sandbox makes one directory
+        of its own there, removes it when it closes, and removes what killed ones left. ``env`` is
+        added to ``DEFAULT_ENV`` for every command. Raises ``HostUnsupported`` where the kernel
+        refuses something, and ``InvalidInput`` for layers that cannot be stacked.
         """
         idmap = idmap or current()
         link = launch(layers, scratch, idmap, profile or Profile(), timeout=start_timeout)
@@ -88,7 +91,10 @@ class Sandbox:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -106,12 +112,13 @@ class Sandbox:
     ) -> Result:
         """Run ``command`` and return when it has ended, or ``timeout`` seconds have passed.
 
-        A string is a bash script of any size (sh where there is no bash), a sequence is a program with its
-        arguments. The end of the shell is the end of the command: processes it left in the background live
-        on, and what they print later is dropped. A timeout ends the command's whole tree, background
-        processes and daemons included, and keeps the output so far. Standard input is /dev/null unless
-        given. Of each stream ``max_output`` bytes are kept, its beginning and its end. Raises ``SandboxDied``
-        when the sandbox is gone, ``SandboxFileError`` when ``user`` is unknown.
+        A string is a bash script of any size (sh where there is no bash), a sequence is a program
+        with its arguments. The end of the shell is the end of the command: processes it left in the
+        background live on, and what they print later is dropped. A timeout ends the command's whole
+        tree, background processes and daemons included, and keeps the output so far. Standard input
+        is /dev/null unless given. Of each stream ``max_output`` bytes are kept, its beginning and
+        its end. Raises ``SandboxDied`` when the sandbox is gone, ``SandboxFileError`` when ``user``
+        is unknown.
         """
         request, files = self._command(command, env, cwd, user)
         request["merge"] = merge_stderr
@@ -145,8 +152,8 @@ class Sandbox:
     ) -> int:
         """Connect the caller's terminal to a program on a terminal inside; returns its exit code.
 
-        ``argv`` is a login-less interactive bash unless given. Where standard input is no terminal its bytes
-        are passed on all the same, and its end is typed as Ctrl-D.
+        ``argv`` is a login-less interactive bash unless given. Where standard input is no terminal
+        its bytes are passed on all the same, and its end is typed as Ctrl-D.
         """
         shell = argv or ["/bin/sh", "-c", "exec bash -i || exec sh -i"]
         term = {"TERM": os.environ.get("TERM", "xterm"), **(env or {})}
@@ -162,18 +169,22 @@ class Sandbox:
         return int(fields[1])
 
     def read_file(self, path: str, *, max_bytes: int = 1024 * _MIB) -> bytes:
-        """The content of a regular file. Raises ``SandboxFileError`` (EFBIG beyond ``max_bytes``)."""
+        """The content of a regular file. Raises ``SandboxFileError`` (EFBIG beyond
+        ``max_bytes``).
+        """
         _, channel = self._request({"operation": "read", "path": self._absolute(path)}, [])
         with channel:
             _, (fd,) = self._reply(channel, "file", None)
-        with open(fd, "rb") as file:
-            data = file.read(max_bytes + 1)
+            with open(fd, "rb") as file:
+                data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
             raise SandboxFileError("read", path, 27, f"it is larger than {max_bytes} bytes")
         return data
 
     def write_file(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
-        """Make or replace a file in one step, with its parent directories; a link is written through."""
+        """Make or replace a file in one step, with its parent directories; a link is written
+        through.
+        """
         content = data.encode("utf-8") if isinstance(data, str) else data
         request = {"operation": "write", "path": self._absolute(path), "mode": mode}
         _, channel = self._request(request, [wire.memory_file("data", content)])
@@ -181,10 +192,11 @@ class Sandbox:
             self._reply(channel, "done", None)
 
     def upload(self, local: Path, remote: str) -> None:
-        """Copy a file or directory of the host to ``remote``, merging into a directory that is there.
+        """Copy a file or directory of the host to ``remote``, merging into a directory that is
+        there.
 
-        Kept: content, modes, times, links as they are. Raises ``SandboxFileError``, or ``OSError`` for what
-        cannot be read on the host.
+        Kept: content, modes, times, links as they are. Raises ``SandboxFileError``, or ``OSError``
+        for what cannot be read on the host.
         """
         read_end, write_end = os.pipe()
         request = {"operation": "upload", "path": self._absolute(remote)}
@@ -203,10 +215,11 @@ class Sandbox:
             self._reply(channel, "done", None)
 
     def download(self, remote: str, local: Path) -> None:
-        """Copy a file or directory of the sandbox to ``local``, merging into a directory that is there.
+        """Copy a file or directory of the sandbox to ``local``, merging into a directory that is
+        there.
 
-        Like :meth:`upload`; set-id bits are dropped. The stream is not trusted: nothing outside ``local`` is
-        written, whatever the sandbox sends.
+        Like :meth:`upload`; set-id bits are dropped. The stream is not trusted: nothing outside
+        ``local`` is written, whatever the sandbox sends.
         """
         read_end, write_end = os.pipe()
         request = {"operation": "download", "path": self._absolute(remote)}
@@ -314,7 +327,8 @@ class Sandbox:
     def _reply(
         self, channel: socket.socket, expected: str, timeout: float | None
     ) -> tuple[list[str], list[int]]:
-        # Only a stopped monitor can keep silent here, and then only a caller who set a limit wants to know.
+        # Only a stopped monitor can keep silent here, and then only a caller who set a limit wants
+        # to know.
         limit = None if timeout is None else timeout + capture.KILL_PATIENCE
         channel.settimeout(limit if limit is not None and math.isfinite(limit) else None)
         fields, fds = wire.receive(channel)

@@ -1,10 +1,10 @@
 """One request inside a sandbox: the monitor process that PID 1 forks for it.
 
-A monitor is a child subreaper: whatever its command starts stays below it, so a timeout ends exactly that
-command's tree. When the shell ends, the monitor says so at once, whoever still holds its pipes; if processes
-were left in the background it stays to read (and drop) what they print, or they would die of SIGPIPE. When
-the client goes away before the command has ended, the tree is ended too. Runs after the root has changed:
-nothing may be imported here when a function runs.
+A monitor is a child subreaper: whatever its command starts stays below it, so a timeout ends
+exactly that command's tree. When the shell ends, the monitor says so at once, whoever still holds
+its pipes; if processes were left in the background it stays to read (and drop) what they print, or
+they would die of SIGPIPE. When the client goes away before the command has ended, the tree is ended
+too. Runs after the root has changed: nothing may be imported here when a function runs.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from typing import Any, NoReturn
 from minisandbox import linux
 from minisandbox.sandbox import accounts, processes, transfer, wire
 
-#: Where the text of a script is found by the shell. A number no script uses for a redirection of its own.
+#: Where the text of a script is found by the shell. A number no script uses for a redirection of
+#: its own.
 _SCRIPT_FD = 253
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
-#: The shell reads its script from a descriptor that is closed before the script runs. A script as an argument
-#: is limited to 128 KiB, and is seen by ``pkill -f``, which then kills the shell that runs it.
+#: The shell reads its script from a descriptor that is closed before the script runs. A script as
+#: an argument is limited to 128 KiB, and is seen by ``pkill -f``, which then kills the shell that
+#: runs it.
 _READ_BASH = f'eval "$(</dev/fd/{_SCRIPT_FD})" {_SCRIPT_FD}<&-'
 _READ_SH = 'eval "$(cat <&9)" 9<&-'
 
@@ -46,10 +48,10 @@ class Refusal(Exception):
 
 def serve_request(fds: list[int], ids: int) -> None:
     """Do the request in memory file ``fds[1]`` and answer on the socket ``fds[0]``."""
+    request = wire.unpack(wire.read_all(fds[1]))
+    os.close(fds[1])
     with socket.socket(fileno=fds[0]) as channel:
         try:
-            request = wire.unpack(wire.read_all(fds[1]))
-            os.close(fds[1])
             if request["operation"] == "run":
                 _run(request, channel, fds[2:], ids)
             else:
@@ -71,19 +73,21 @@ def _answer(channel: socket.socket, kind: str, *fields: str) -> None:
 def _run(request: dict[str, Any], channel: socket.socket, files: list[int], ids: int) -> None:
     account = accounts.find(request["user"])
     if ids == 1 and account.uid != 0:
-        raise Refusal(errno.EINVAL, "run as another user with a single-id map", str(request["user"]))
-    stdin = files[request["stdin"]] if request["stdin"] >= 0 else os.open("/dev/null", os.O_RDONLY)
+        raise Refusal(
+            errno.EINVAL, "run as another user with a single-id map", str(request["user"])
+        )
+    at: int = request["stdin"]
+    stdin = files[at] if at >= 0 else os.open("/dev/null", os.O_RDONLY)
     linux.become_subreaper()
     if request["pty"]:
         ours, theirs = _terminal(request)
         streams = (theirs, theirs, theirs)
     else:
         ours, streams = _pipes(request, stdin, account.uid)
-    _answer(channel, "streams", str(os.getpid())) if not ours else wire.send(
-        channel, "streams", str(os.getpid()), fds=ours
-    )
+    wire.send(channel, "streams", fds=ours)
     wakeup = processes.ChildWakeup()
-    script = files[request["script"]] if request["script"] >= 0 else -1
+    at = request["script"]
+    script = files[at] if at >= 0 else -1
     pid = os.fork()
     if pid == 0:
         _execute(request, streams, script, account, groups=ids > 1)
@@ -93,7 +97,8 @@ def _run(request: dict[str, Any], channel: socket.socket, files: list[int], ids:
 
 
 def _pipes(request: dict[str, Any], stdin: int, uid: int) -> tuple[list[int], tuple[int, int, int]]:
-    # Made inside, and given to the user: a pipe of the host's could not be opened again as /dev/stdout.
+    # Made inside, and given to the user: a pipe of the host's could not be opened again as
+    # /dev/stdout.
     out_read, out_write = os.pipe()
     if request["merge"]:
         ours, streams = [out_read], (stdin, out_write, out_write)
@@ -186,8 +191,12 @@ def _complain(text: str) -> None:
     os.write(2, f"minisandbox: {text}\n".encode("utf-8", "surrogateescape"))
 
 
-def _watch(pid: int, channel: socket.socket, wakeup: processes.ChildWakeup, ours: list[int]) -> None:
-    """Wait for the shell; then, if it left processes behind, drain what they print until they end."""
+def _watch(
+    pid: int, channel: socket.socket, wakeup: processes.ChildWakeup, ours: list[int]
+) -> None:
+    """Wait for the shell; then, if it left processes behind, drain what they print until they
+    end.
+    """
     poller = select.poll()
     poller.register(channel, select.POLLIN)
     poller.register(wakeup.fileno(), select.POLLIN)

@@ -1,7 +1,8 @@
 """PID 1 of a sandbox: reaps every orphan, and forks one monitor for each request of the client.
 
-It runs no request itself, so nothing a command does can block it, and the kernel lets no signal from inside
-the pid namespace reach it. When the client's socket closes it ends, and the kernel ends everything else.
+It runs no request itself, so nothing a command does can block it, and the kernel lets no signal
+from inside the pid namespace reach it. When the client's socket closes it ends, and the kernel ends
+everything else.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import os
 import select
 import signal
 import socket
-import sys
 
 from minisandbox import linux
 from minisandbox.sandbox import command, processes, wire
@@ -64,8 +64,8 @@ def _start_monitor(
         linux.close_all_but((0, 1, 2, *fds))
         # A monitor outlives PID 1 for no moment: the kernel kills the whole namespace with it.
         command.serve_request(fds, ids)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # os._exit would lose it; this is the log the client quotes
+    except BaseException as error:
+        linux.log_exception(error)  # os._exit would lose it; this is the log the client quotes
     finally:
         os._exit(1)
     return 0

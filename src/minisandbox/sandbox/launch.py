@@ -20,7 +20,8 @@ from minisandbox.sandbox.profile import Profile
 #: What overlayfs takes (OVL_MAX_STACK), less the skeleton.
 MAX_LAYERS = 499
 
-#: Stands in for the package's __init__, which imports the client: that would double the time of a start.
+#: Stands in for the package's __init__, which imports the client: that would double the time of a
+#: start.
 _BOOTSTRAP = """\
 import sys
 sys.path.append(sys.argv[1])
@@ -35,10 +36,16 @@ _IMPORT_ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class Link:
-    """A live connection to a supervisor: ``control`` reaches PID 1, ``lease`` the supervisor itself."""
+    """A live connection to a supervisor: ``control`` reaches PID 1, ``lease`` the supervisor
+    itself.
+    """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], control: socket.socket, lease: socket.socket, log: int
+        self,
+        process: subprocess.Popen[bytes],
+        control: socket.socket,
+        lease: socket.socket,
+        log: int,
     ) -> None:
         self.process = process
         self.control = control
@@ -81,7 +88,9 @@ class Link:
 def launch(
     layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile, *, timeout: float
 ) -> Link:
-    """Start a sandbox and return when PID 1 serves; raises what :func:`refusals.explain` makes of failures."""
+    """Start a sandbox and return when PID 1 serves; raises what :func:`refusals.explain` makes of
+    failures.
+    """
     spec = _spec(layers, scratch, idmap, profile)
     control, their_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     lease, their_lease = socket.socketpair()
@@ -114,9 +123,13 @@ def launch(
 def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile) -> dict[str, Any]:
     for path in (*layers, scratch):
         if not path.is_dir():
-            raise InvalidInput(str(path), "is not a directory", "unpack the layer, or make the directory")
+            raise InvalidInput(
+                str(path), "is not a directory", "unpack the layer, or make the directory"
+            )
     if len(layers) > MAX_LAYERS:
-        raise InvalidInput("layers", f"{len(layers)} are too many", f"join some; at most {MAX_LAYERS} stack")
+        raise InvalidInput(
+            "layers", f"{len(layers)} are too many", f"join some; at most {MAX_LAYERS} stack"
+        )
     binds = base.host_binds()
     for bind in profile.binds:
         if not bind.source.exists():
@@ -146,7 +159,9 @@ def _await_ready(link: Link, timeout: float) -> None:
     except TimeoutError:
         link.process.send_signal(signal.SIGKILL)
         reason = f"it was not ready after {timeout:g} s: {link.log_tail() or 'nothing logged'}"
-        raise HostUnsupported("starting a sandbox", reason, "raise start_timeout if storage is slow") from None
+        raise HostUnsupported(
+            "starting a sandbox", reason, "raise start_timeout if storage is slow"
+        ) from None
     if fields[:1] == ["refused"]:
         raise refusals.explain(fields[1], int(fields[2]), fields[3])
     if fields[:1] != ["ready"]:
@@ -157,5 +172,7 @@ def _await_ready(link: Link, timeout: float) -> None:
     link.box = Path(fields[1])
     pid = link.lease.recv(4)
     if len(pid) != 4:
-        raise HostUnsupported("starting a sandbox", link.log_tail() or "it died", "run `minisandbox doctor`")
+        raise HostUnsupported(
+            "starting a sandbox", link.log_tail() or "it died", "run `minisandbox doctor`"
+        )
     link.init_pid = int.from_bytes(pid, "little")

@@ -7,12 +7,16 @@ import signal
 import time
 
 
+def _ignore(_number: int, _frame: object) -> None:
+    """A handler at all is what makes the wake-up descriptor work."""
+
+
 class ChildWakeup:
     """A descriptor that becomes readable when a child ends, for use with ``poll``."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGCHLD, _ignore)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
 
     def fileno(self) -> int:
@@ -83,17 +87,21 @@ def _signal(pid: int, number: int) -> None:
 
 
 def signal_tree(root: int, number: int) -> None:
-    """Signal ``root`` and all below it, those first, so that no parent can react to a child's end."""
+    """Signal ``root`` and all below it, those first, so that no parent can react to a child's
+    end.
+    """
     for pid in (*descendants(root), root):
         _signal(pid, number)
 
 
 def end_descendants(patience: float = 5.0) -> None:
-    """Kill and collect everything below this process, a subreaper, within about ``patience`` seconds.
+    """Kill and collect everything below this process, a subreaper, within about ``patience``
+    seconds.
 
-    Being a subreaper is what makes this exact: processes that daemonized or made sessions of their own come
-    back here when their parents die. Stopping all of them first keeps a fork bomb from outrunning the scan.
-    If processes are left at the end, everything in the sandbox but PID 1 and this process is killed.
+    Being a subreaper is what makes this exact: processes that daemonized or made sessions of their
+    own come back here when their parents die. Stopping all of them first keeps a fork bomb from
+    outrunning the scan. If processes are left at the end, everything in the sandbox but PID 1 and
+    this process is killed.
     """
     me = os.getpid()
     stopped: set[int] = set()

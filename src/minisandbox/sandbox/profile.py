@@ -1,7 +1,7 @@
 """What a sandbox is started with, as data that goes into records.
 
-A result is only comparable with another one of the same profile: loosening it for one repository has changed
-the test results of another. So a profile has an identity, and records carry its digest.
+A result is only comparable with another one of the same profile: loosening it for one repository
+has changed the test results of another. So a profile has an identity, and records carry its digest.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 from minisandbox.errors import InvalidInput
 
-#: ``none``: a network namespace with nothing but a loopback device. ``host``: the host's network, with every
-#: service on its loopback and every abstract socket; only for trusted code.
+#: ``none``: a network namespace with nothing but a loopback device. ``host``: the host's network,
+#: with every service on its loopback and every abstract socket; only for trusted code.
 Network = Literal["none", "host"]
 
-#: Raised when the meaning of a profile changes (mounts, capabilities, masks), so that digests change too.
+#: Raised when the meaning of a profile changes (mounts, capabilities, masks), so that digests
+#: change too.
 ISOLATION_VERSION = 1
 
 
@@ -26,8 +27,8 @@ ISOLATION_VERSION = 1
 class Bind:
     """A directory or file of the host shown inside at ``target``; read-only unless ``writable``.
 
-    Files that belong to host ids outside the sandbox's id map look like nobody's and cannot be written even
-    then. A missing target is made, in the upper directory.
+    Files that belong to host ids outside the sandbox's id map look like nobody's and cannot be
+    written even then. A missing target is made, in the upper directory.
     """
 
     source: Path
@@ -36,16 +37,19 @@ class Bind:
 
     def __post_init__(self) -> None:
         if not self.target.startswith("/") or ".." in self.target.split("/") or "\0" in self.target:
-            raise InvalidInput("bind target", f"{self.target!r} is not an absolute path without '..'")
+            raise InvalidInput(
+                "bind target", f"{self.target!r} is not an absolute path without '..'"
+            )
 
 
 @dataclass(frozen=True)
 class Profile:
     """How much of the host a sandbox sees.
 
-    ``redirect_dir`` lets a root caller's sandbox rename directories of lower layers. Sandboxes whose upper
-    directory is packed into a layer turn it off: a redirect is an extended attribute, which a tar layer
-    cannot carry. Without it such a rename is ``EXDEV``, as in Docker, and ``mv`` copies.
+    ``redirect_dir`` lets a root caller's sandbox rename directories of lower layers. Sandboxes
+    whose upper directory is packed into a layer turn it off: a redirect is an extended attribute,
+    which a tar layer cannot carry. Without it such a rename is ``EXDEV``, as in Docker, and ``mv``
+    copies.
     """
 
     network: Network = "none"
@@ -55,7 +59,9 @@ class Profile:
 
     def __post_init__(self) -> None:
         if self.network not in ("none", "host"):
-            raise InvalidInput("profile", f"network {self.network!r} is unknown", "use 'none' or 'host'")
+            raise InvalidInput(
+                "profile", f"network {self.network!r} is unknown", "use 'none' or 'host'"
+            )
         label = self.hostname.replace("-", "").replace(".", "")
         if not (label.isascii() and label.isalnum() and len(self.hostname) <= 63):
             raise InvalidInput("profile", f"{self.hostname!r} cannot be a host name")

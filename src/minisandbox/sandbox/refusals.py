@@ -1,4 +1,6 @@
-"""Why a kernel refused a step of the start, and what to do about it: errno and sysctls to sentences."""
+"""Why a kernel refused a step of the start, and what to do about it: errno and sysctls to
+sentences.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def explain(step: str, number: int, detail: str) -> MiniSandboxError:
     if number == errno.ENOTDIR and step in ("proc", "dev", "tmpfs", "binds"):
         return InvalidInput("layers", detail, "build the layer again without that entry")
     if number == errno.E2BIG:
-        return InvalidInput("layers", f"too many layers: {detail}", "join layers before materializing")
+        return InvalidInput(
+            "layers", f"too many layers: {detail}", "join layers before materializing"
+        )
     if number == errno.ENOSPC and step in ("namespaces", "mounts"):
         return HostUnsupported(
             mechanism,

@@ -12,10 +12,10 @@ EXIT_TIMED_OUT = 124
 class Result:
     """Output and end of one command.
 
-    ``exit_code`` is what a shell would show: 0..255, 128 + signal for one that was killed, 126/127 when the
-    program could not be executed or found, and 124 when ``timed_out``. ``duration`` is wall time in seconds.
-    ``truncated`` says that a stream was longer than ``max_output``; its middle is then left out, with a line
-    that says how much.
+    ``exit_code`` is what a shell would show: 0..255, 128 + signal for one that was killed, 126/127
+    when the program could not be executed or found, and 124 when ``timed_out``. ``duration`` is
+    wall time in seconds. ``truncated`` says that a stream was longer than ``max_output``; its
+    middle is then left out, with a line that says how much.
     """
 
     stdout: bytes
@@ -37,7 +37,9 @@ class Result:
 
     @property
     def text(self) -> str:
-        """Standard output followed by standard error (run with ``merge_stderr`` to have them in order)."""
+        """Standard output followed by standard error (run with ``merge_stderr`` to have them in
+        order).
+        """
         return self.stdout_text + self.stderr_text
 
     @property

@@ -1,8 +1,9 @@
 """The directory a running sandbox owns, and what becomes of it when nobody was left to remove it.
 
-A directory named ``box-*`` was locked (flock) by its supervisor before it got that name, and the kernel drops
-the lock when the supervisor ends, however it ends. So a ``box-*`` that can be locked is a leftover, and the
-next supervisor of the same scratch directory removes it: no pid files, no ages, no clean-up by hand.
+A directory named ``box-*`` was locked (flock) by its supervisor before it got that name, and the
+kernel drops the lock when the supervisor ends, however it ends. So a ``box-*`` that can be locked
+is a leftover, and the next supervisor of the same scratch directory removes it: no pid files, no
+ages, no clean-up by hand.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ _LOCK = "lock"
 
 
 def create(scratch: str) -> tuple[str, int]:
-    """Make and lock a directory below ``scratch``; returns its path and the descriptor of the lock."""
+    """Make and lock a directory below ``scratch``; returns its path and the descriptor of the
+    lock.
+    """
     token = os.urandom(6).hex()
     fresh = os.path.join(scratch, f".new-{token}")
     final = os.path.join(scratch, _PREFIX + token)
@@ -28,7 +31,9 @@ def create(scratch: str) -> tuple[str, int]:
 
 
 def remove_stale(scratch: str, remove: Callable[[str], None]) -> None:
-    """Remove the directories of supervisors that are gone; what cannot be removed is left for later."""
+    """Remove the directories of supervisors that are gone; what cannot be removed is left for
+    later.
+    """
     for name in os.listdir(scratch):
         if not name.startswith(_PREFIX):
             continue
@@ -47,7 +52,9 @@ def remove_stale(scratch: str, remove: Callable[[str], None]) -> None:
 
 
 def finish_last(path: str, remove: Callable[[str], None]) -> None:
-    """Remove all of ``path`` with the lock file last, so that an interrupted removal can be taken up."""
+    """Remove all of ``path`` with the lock file last, so that an interrupted removal can be taken
+    up.
+    """
     for name in os.listdir(path):
         if name != _LOCK:
             remove(os.path.join(path, name))

@@ -1,7 +1,7 @@
 """The files of the skeleton: directories, links and a curated /etc.
 
-Taken from the host: what installed software needs to find itself (loader cache, alternatives, certificates).
-Written here: everything that would otherwise tell who and where the host is.
+Taken from the host: what installed software needs to find itself (loader cache, alternatives,
+certificates). Written here: everything that would otherwise tell who and where the host is.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-#: Path below the root, mode, and content: bytes of a file, target of a link, or None for a directory.
+#: Path below the root, mode, and content: bytes of a file, target of a link, or None for a
+#: directory.
 Entry = tuple[str, int, "bytes | str | None"]
 
-#: Raised with each change of what is written here, so that skeletons of earlier versions are not reused.
+#: Raised with each change of what is written here, so that skeletons of earlier versions are not
+#: reused.
 VERSION = 1
 
 _DIRECTORIES = {
@@ -38,7 +40,8 @@ _DIRECTORIES = {
     "var/tmp": 0o1777,
 }
 
-#: Below the host's /etc; directories with all that is in them. Missing and unreadable ones are left out.
+#: Below the host's /etc; directories with all that is in them. Missing and unreadable ones are left
+#: out.
 _FROM_HOST = (
     "alternatives",
     "ca-certificates",
@@ -126,7 +129,9 @@ _GITCONFIG = "[safe]\n\tdirectory = *\n[gc]\n\tauto = 0\n[advice]\n\tdetachedHea
 
 
 def stamp() -> tuple[tuple[str, int], ...]:
-    """The dates of what is taken from the host: when it is unchanged, so is what :func:`entries` says."""
+    """The dates of what is taken from the host: when it is unchanged, so is what :func:`entries`
+    says.
+    """
     found: list[tuple[str, int]] = []
     for name in (*_FROM_HOST, "resolv.conf"):
         try:
@@ -180,7 +185,9 @@ def _taken(path: str, made: set[str]) -> list[Entry]:
             return found
         if stat.S_ISLNK(status.st_mode):
             entry: Entry = (path, 0o777, os.readlink(f"/{path}"))
-        elif stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_FILE and status.st_mode & 0o004:
+        elif (
+            stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_FILE and status.st_mode & 0o004
+        ):
             entry = (path, stat.S_IMODE(status.st_mode) & 0o755, Path("/", path).read_bytes())
         else:
             return []
@@ -219,7 +226,9 @@ def build(root: Path, plan: list[Entry], links: dict[str, str], own: Callable[[s
             Path(path).write_bytes(content)
         own(path)
         if not isinstance(content, str):
-            os.chmod(path, mode)  # after the owner: chown clears set-id bits, mkdir is cut by the umask
+            os.chmod(
+                path, mode
+            )  # after the owner: chown clears set-id bits, mkdir is cut by the umask
 
 
 def _unmerged(links: dict[str, str]) -> list[str]:

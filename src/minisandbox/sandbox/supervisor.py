@@ -1,11 +1,12 @@
 """The process that starts one sandbox, outlives it, and cleans up behind it.
 
-Started by the client as a program of its own (never a fork of a program that may be a trainer with threads
-and gigabytes), it stays outside the namespaces with the caller's ids. Chain of life: the client holds the
-``lease`` socket; when it closes, by intent or by the client's death, the supervisor kills PID 1, the kernel
-kills everything in its pid namespace, and the supervisor removes the scratch directory. When the supervisor
-itself is killed, PID 1 goes with it (PR_SET_PDEATHSIG). Invariant: everything the sandbox side needs is
-imported before the root changes, so this module and its imports stay small.
+Started by the client as a program of its own (never a fork of a program that may be a trainer with
+threads and gigabytes), it stays outside the namespaces with the caller's ids. Chain of life: the
+client holds the ``lease`` socket; when it closes, by intent or by the client's death, the
+supervisor kills PID 1, the kernel kills everything in its pid namespace, and the supervisor removes
+the scratch directory. When the supervisor itself is killed, PID 1 goes with it (PR_SET_PDEATHSIG).
+Invariant: everything the sandbox side needs is imported before the root changes, so this module and
+its imports stay small.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ _NAMESPACES = (
     | linux.CLONE_NEWCGROUP
 )
 
-#: What programs inside may do in their own user namespace: the set that container engines grant, without
-#: raw sockets. Without CAP_SYS_ADMIN no mount can be undone, and without CAP_SYS_PTRACE programs cannot look
-#: into PID 1 and the monitors, which hold more.
+#: What programs inside may do in their own user namespace: the set that container engines grant,
+#: without raw sockets. Without CAP_SYS_ADMIN no mount can be undone, and without CAP_SYS_PTRACE
+#: programs cannot look into PID 1 and the monitors, which hold more.
 _CAPABILITIES = frozenset(
     {
         0,  # CHOWN
@@ -54,15 +55,15 @@ _CAPABILITIES = frozenset(
 def serve(spec: dict[str, Any], control: socket.socket, lease: socket.socket) -> None:
     """Run one sandbox from start to removal; failures of the start are told through ``control``."""
     box, lock = scratch.create(spec["scratch"])
-    keep = {0, 1, 2, control.fileno(), lease.fileno(), lock}
     try:
         try:
-            pid = _start(spec, box, control, keep)
+            pid = _start(spec, box, control)
         except rootfs.Refused as error:
             wire.send(control, "refused", error.step, str(error.number), error.detail)
             return
         except (OSError, EOFError):
-            # PID 1 has said why before it ended, unless it died: then the client sees the end of the stream.
+            # PID 1 has said why before it ended, unless it died: then the client sees the end of
+            # the stream.
             return
         finally:
             control.close()
@@ -73,7 +74,7 @@ def serve(spec: dict[str, Any], control: socket.socket, lease: socket.socket) ->
         os.close(lock)
 
 
-def _start(spec: dict[str, Any], box: str, control: socket.socket, keep: set[int]) -> int:
+def _start(spec: dict[str, Any], box: str, control: socket.socket) -> int:
     """Start PID 1 and return its pid once it has been let go."""
     os.chdir(box)
     for name, mode in (("upper", 0o755), ("work", 0o755), ("root", 0o755)):
@@ -114,7 +115,9 @@ def _start(spec: dict[str, Any], box: str, control: socket.socket, keep: set[int
 
 
 def _become_init(spec: dict[str, Any], box: str, control: socket.socket, go: socket.socket) -> None:
-    """Be PID 1: wait until the supervisor is the parent, build the root, serve commands; never returns."""
+    """Be PID 1: wait until the supervisor is the parent, build the root, serve commands; never
+    returns.
+    """
     code = 1
     try:
         if go.recv(1) != b"g":
@@ -140,14 +143,16 @@ def _become_init(spec: dict[str, Any], box: str, control: socket.socket, go: soc
         gc.freeze()  # monitors are forks: what is never collected stays shared
         init.serve_inside(control, spec["ids"])
         code = 0
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # os._exit would lose it; this is the log the client quotes
+    except BaseException as error:
+        linux.log_exception(error)  # os._exit would lose it; this is the log the client quotes
     finally:
         os._exit(code)
 
 
 def _outlive(spec: dict[str, Any], pid: int, lease: socket.socket) -> None:
-    """Wait for PID 1 and for the lease, whichever ends first; the scratch directory stays for the lease."""
+    """Wait for PID 1 and for the lease, whichever ends first; the scratch directory stays for the
+    lease.
+    """
     lease.sendall(pid.to_bytes(4, "little"))
     scratch.remove_stale(
         spec["scratch"], lambda path: scratch.finish_last(path, lambda part: _remove(spec, part))
@@ -183,8 +188,8 @@ def _unmount(spec: dict[str, Any]) -> None:
 
 
 def _leave(box: str) -> None:
-    # The root caller's mounts lie in a namespace of this process; whatever is left of them must not be
-    # walked into by the removal.
+    # The root caller's mounts lie in a namespace of this process; whatever is left of them must not
+    # be walked into by the removal.
     os.chdir("/")
     try:
         with open("/proc/self/mountinfo", "rb") as table:
@@ -216,10 +221,14 @@ def main() -> None:
     """Entry of the program: the spec is a memory file on standard input."""
     gc.disable()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        # The terminal's and the job scheduler's signals are for the client; its end is what ends us.
+        # The terminal's and the job scheduler's signals are for the client; its end is what ends
+        # us.
         signal.signal(number, signal.SIG_IGN)
     spec = wire.unpack(wire.read_all(0))
-    with socket.socket(fileno=spec["control"]) as control, socket.socket(fileno=spec["lease"]) as lease:
+    with (
+        socket.socket(fileno=spec["control"]) as control,
+        socket.socket(fileno=spec["lease"]) as lease,
+    ):
         control.set_inheritable(False)
         lease.set_inheritable(False)
         serve(spec, control, lease)

@@ -12,7 +12,7 @@ import sys
 import termios
 import threading
 import tty
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from minisandbox.sandbox import wire
@@ -37,7 +37,7 @@ def _fd(stream: object, default: int) -> int:
 
 
 @contextmanager
-def _raw(fd: int) -> Iterator[None]:
+def _raw(fd: int) -> Generator[None, None, None]:
     """Pass every key on unread; the terminal gets its settings back however this ends."""
     if not os.isatty(fd):
         yield
@@ -51,8 +51,10 @@ def _raw(fd: int) -> Iterator[None]:
 
 
 @contextmanager
-def _following_size(master: int) -> Iterator[None]:
-    """Give the inner terminal each new size of the outer one (signals reach the main thread only)."""
+def _following_size(master: int) -> Generator[None, None, None]:
+    """Give the inner terminal each new size of the outer one (signals reach the main thread
+    only).
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -69,7 +71,9 @@ def _following_size(master: int) -> Iterator[None]:
 
 
 def relay(master: int, channel: socket.socket) -> list[str]:
-    """Copy both ways until the program inside ends; returns the monitor's last packet. Closes ``master``."""
+    """Copy both ways until the program inside ends; returns the monitor's last packet. Closes
+    ``master``.
+    """
     source, sink = _fd(sys.stdin, 0), _fd(sys.stdout, 1)
     poller = select.poll()
     for fd in (source, master, channel.fileno()):

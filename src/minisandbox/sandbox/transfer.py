@@ -1,7 +1,7 @@
 """Files in and out, the side inside the sandbox.
 
-Paths are resolved here, where the sandbox's root is the root, so no link in it can lead to a file of the
-host. A file to read goes out as a descriptor: exact, of any size, without a copy.
+Paths are resolved here, where the sandbox's root is the root, so no link in it can lead to a file
+of the host. A file to read goes out as a descriptor: exact, of any size, without a copy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from minisandbox.sandbox import trees, wire
 
 
 def serve(request: dict[str, Any], channel: socket.socket, files: list[int]) -> None:
-    """Do one of ``read``, ``write``, ``upload``, ``download``; raises ``OSError`` for the client."""
+    """Do one of ``read``, ``write``, ``upload``, ``download``; raises ``OSError`` for the
+    client.
+    """
     path: str = request["path"]
     try:
         if request["operation"] == "read":
@@ -45,6 +47,7 @@ def _read(path: str, channel: socket.socket) -> None:
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
         wire.send(channel, "file", fds=[fd])
+        channel.recv(1)  # until the client has read it: a file of /proc/self lives as long as we do
     finally:
         os.close(fd)
 

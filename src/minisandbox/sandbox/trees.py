@@ -1,10 +1,11 @@
 """Files and directories as a stream of bytes, written and read on both sides of a sandbox's border.
 
-Why not tar: the tarfile module would cost every start ten milliseconds, and the reader must be safe against
-a hostile writer by construction. Invariant: an entry is named by a single component relative to the
-directory that is open at the moment, so no stream can name anything outside the destination, and no link is
-followed while reading or writing. Kept: content, modes, modification times, links (as they are). Not kept:
-owners, hard links (they become copies), extended attributes, holes.
+Why not tar: the tarfile module would cost every start ten milliseconds, and the reader must be safe
+against a hostile writer by construction. Invariant: an entry is named by a single component
+relative to the directory that is open at the moment, so no stream can name anything outside the
+destination, and no link is followed while reading or writing. Kept: content, modes, modification
+times, links (as they are). Not kept: owners, hard links (they become copies), extended attributes,
+holes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import stat
 import struct
 from typing import BinaryIO
 
-#: kind, length of the name, mode, size of the content (of the target for a link), mtime in nanoseconds.
+#: kind, length of the name, mode, size of the content (of the target for a link), mtime in
+#: nanoseconds.
 _HEADER = struct.Struct("=cIIQq")
 _CHUNK = 1 << 20
 #: Deeper trees are refused: each level holds a descriptor.
@@ -86,8 +88,8 @@ def _write(pipe: int, data: bytes) -> None:
 class Receiver:
     """Builds at ``destination`` what a stream describes.
 
-    Directories that exist are merged into, files that exist are replaced in one step. ``mode_mask`` limits
-    the permission bits taken over.
+    Directories that exist are merged into, files that exist are replaced in one step. ``mode_mask``
+    limits the permission bits taken over.
     """
 
     def __init__(self, destination: str, *, mode_mask: int) -> None:
@@ -104,7 +106,9 @@ class Receiver:
             os.close(self._open.pop())
 
     def receive(self, stream: BinaryIO) -> None:
-        """Read the stream to its end mark; raises ``OSError``, EBADMSG for one that is cut or malformed."""
+        """Read the stream to its end mark; raises ``OSError``, EBADMSG for one that is cut or
+        malformed.
+        """
         while True:
             kind, length, mode, size, mtime = _HEADER.unpack(_read(stream, _HEADER.size))
             if kind == b"e":
@@ -156,7 +160,9 @@ class Receiver:
     def _file(self, name: str, mode: int, size: int, mtime: int, stream: BinaryIO) -> None:
         directory = self._open[-1]
         temporary = f".minisandbox-{os.urandom(6).hex()}"
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory)
+        fd = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=directory
+        )
         try:
             try:
                 while size:

@@ -1,9 +1,10 @@
 """How client, supervisor, PID 1 and command monitors talk.
 
-Each message is one packet (SOCK_SEQPACKET keeps boundaries, so several threads can send at once): a kind
-and text fields, with descriptors attached. Bulk data never goes through a packet: requests, scripts and
-standard input are memory files, output is a pipe. Requests are marshal (client to sandbox, same interpreter);
-what comes back out of a sandbox is only ever split into text, as nothing from there may be trusted.
+Each message is one packet (SOCK_SEQPACKET keeps boundaries, so several threads can send at once): a
+kind and text fields, with descriptors attached. Bulk data never goes through a packet: requests,
+scripts and standard input are memory files, output is a pipe. Requests are marshal (client to
+sandbox, same interpreter); what comes back out of a sandbox is only ever split into text, as
+nothing from there may be trusted.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ _MAX_FDS = 8
 def send(sock: socket.socket, kind: str, *fields: str, fds: Sequence[int] = ()) -> None:
     """Send one packet; raises ``OSError`` (``BrokenPipeError``) when the other side is gone."""
     data = "\0".join((kind, *fields)).encode("utf-8", "surrogateescape")
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())] if fds else []
+    rights = (
+        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())] if fds else []
+    )
     sock.sendmsg([data[:_MAX_PACKET]], rights, socket.MSG_NOSIGNAL)
 
 
 def receive(sock: socket.socket) -> tuple[list[str], list[int]]:
-    """Receive one packet as its fields (kind first) and descriptors; no fields at the end of the stream."""
+    """Receive one packet as its fields (kind first) and descriptors; no fields at the end of the
+    stream.
+    """
     space = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
     try:
         data, ancillary, _, _ = sock.recvmsg(_MAX_PACKET, space, socket.MSG_CMSG_CLOEXEC)

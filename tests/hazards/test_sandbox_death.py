@@ -1,0 +1,201 @@
+"""E9, E12, E14, E16, G5: who dies of what, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from minisandbox.errors import HostUnsupported, SandboxDied
+from minisandbox.idmap import IdMap
+from minisandbox.sandbox import Sandbox, launch
+
+SOURCE = Path(launch.__file__).parents[2]
+
+
+def eventually(claim: Callable[[], bool], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if claim():
+            return True
+        time.sleep(0.02)
+    return claim()
+
+
+def gone(pid: int) -> bool:
+    return not os.path.exists(f"/proc/{pid}")
+
+
+def boxes(scratch: Path) -> list[Path]:
+    return [path for path in scratch.iterdir() if not path.name.startswith(("base-", ".base"))]
+
+
+def test_killing_everything_inside_spares_neighbours_and_the_sandbox(start) -> None:
+    one, other = start(), start()
+    other.run("sleep 1000 &")
+    result = one.run("sleep 1000 & kill -9 -1; sleep 1; echo still here")
+    assert result.exit_code in (0, 137)
+    for script in (
+        "pkill -9 -f .",
+        "kill -9 1; kill -TERM 1; kill -INT 1; kill -HUP 1",
+        "kill -9 $PPID",
+    ):
+        one.run(script)
+    assert one.run("echo again").stdout == b"again\n"
+    assert other.run("ps -eo comm | grep -c sleep").stdout == b"1\n"
+
+
+@pytest.mark.parametrize("victim", ["init", "supervisor"])
+def test_a_dead_sandbox_is_an_error_of_its_own(start, victim: str) -> None:
+    box = start(name="victim")
+    supervisor = box._link.process.pid
+    outcome: list[object] = []
+
+    def run() -> None:
+        try:
+            outcome.append(box.run("sleep 1000"))
+        except SandboxDied as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(0.3)
+    os.kill(box.pid if victim == "init" else supervisor, signal.SIGKILL)
+    thread.join(20)
+    assert [type(result) for result in outcome] == [SandboxDied]
+    assert eventually(lambda: not box.alive)
+    with pytest.raises(SandboxDied, match="victim"):
+        box.run("true")
+    with pytest.raises(SandboxDied):
+        box.read_file("/etc/passwd")
+    assert eventually(lambda: gone(box.pid))
+    box.close()
+
+
+def test_what_a_killed_supervisor_left_is_removed_by_the_next_start(start, scratch: Path) -> None:
+    first = start()
+    first.run("mkdir -p /root/a/b; chmod 0 /root/a")
+    box = first._link.box
+    os.kill(first._link.process.pid, signal.SIGKILL)
+    assert eventually(lambda: gone(first.pid))
+    assert box.exists()
+    living = start()
+    assert eventually(lambda: not box.exists())
+    assert living.run("echo unharmed").stdout == b"unharmed\n"
+
+
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from minisandbox.idmap import current, single
+from minisandbox.sandbox import Sandbox
+idmap = single() if sys.argv[2] == "single" else current()
+box = Sandbox.start([], scratch=Path(sys.argv[1]), idmap=idmap)
+box.run("setsid sleep 1000 & echo x > /root/file")
+print(box.pid, box._link.process.pid, flush=True)
+time.sleep(float(sys.argv[3]))
+box.run("sleep 1000")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("busy", [False, True])
+def test_nothing_is_left_of_a_client_that_was_killed(
+    scratch: Path, idmap: IdMap, number: int, busy: bool
+) -> None:
+    mounts = Path("/proc/self/mounts").read_text()
+    command = [sys.executable, "-c", PROGRAM, str(scratch), idmap.kind, "0" if busy else "1000"]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    ) as client:
+        assert client.stdout is not None
+        pids = [int(text) for text in client.stdout.readline().split()]
+        assert len(pids) == 2
+        time.sleep(0.1 if busy else 0)
+        client.send_signal(number)
+        client.wait()
+    assert eventually(lambda: all(gone(pid) for pid in pids))
+    assert boxes(scratch) == []
+    assert Path("/proc/self/mounts").read_text() == mounts
+
+
+def test_clients_killed_while_starting(scratch: Path, idmap: IdMap) -> None:
+    command = [sys.executable, "-c", PROGRAM, str(scratch), idmap.kind, "1000"]
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE)}
+    for number in range(12):
+        client = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+        )
+        time.sleep(0.02 * number)
+        client.kill()
+        client.wait()
+    assert eventually(lambda: boxes(scratch) == [])
+
+
+def test_starting_and_closing_leaks_nothing(start, scratch: Path) -> None:
+    start().close()  # whatever is opened once for the process
+    before = os.listdir("/proc/self/fd"), Path("/proc/self/mounts").read_text()
+    for _ in range(50):
+        box = start()
+        assert box.run(["true"]).exit_code == 0
+        box.close()
+        assert gone(box.pid)
+    assert boxes(scratch) == []
+    after = os.listdir("/proc/self/fd"), Path("/proc/self/mounts").read_text()
+    assert after == before
+
+
+def test_close_can_be_repeated_and_ends_everything(start) -> None:
+    box = start()
+    box.run("setsid sleep 1000 &")
+    box.close()
+    box.close()
+    assert not box.alive
+    with pytest.raises(SandboxDied, match="closed"):
+        box.run("true")
+
+
+def test_a_start_that_fails_leaves_nothing(start, make_layer, scratch: Path) -> None:
+    layer = make_layer({"x": "1"})
+    os.symlink("/etc", layer / "dev")
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(Exception, match="replaces"):
+        start(layer)
+    assert boxes(scratch) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_supervisor_that_cannot_even_begin_says_why(
+    start, monkeypatch: pytest.MonkeyPatch, scratch: Path
+) -> None:
+    monkeypatch.setattr(
+        launch, "_BOOTSTRAP", "import time; print('x'); raise SystemExit('no luck')"
+    )
+    with pytest.raises(HostUnsupported, match="no luck"):
+        start()
+    monkeypatch.setattr(launch, "_BOOTSTRAP", "import time; time.sleep(1000)")
+    with pytest.raises(HostUnsupported, match="not ready after 0.5 s"):
+        start(start_timeout=0.5)
+    assert boxes(scratch) == []
+
+
+def test_many_at_once(start, scratch: Path) -> None:
+    started: list[Sandbox] = []
+    threads = [threading.Thread(target=lambda: started.append(start())) for _ in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(started) == 24
+    assert {box.run("echo x").stdout for box in started} == {b"x\n"}

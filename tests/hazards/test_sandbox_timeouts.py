@@ -1,0 +1,80 @@
+"""E2, B15, B16: a timeout ends the whole tree of its command, and nothing but that."""
+
+from __future__ import annotations
+
+import time
+
+from minisandbox.sandbox import Sandbox
+
+#: Three levels, each in a session of its own, deaf to SIGTERM, daemonized, with a heartbeat.
+STUBBORN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+for level in range(3):
+    if os.fork():
+        if level:
+            os._exit(0)
+        time.sleep(1000)
+    os.setsid()
+while True:
+    with open(sys.argv[1], "a") as beat:
+        beat.write("x")
+    time.sleep(0.05)
+"""
+
+
+def beats(box: Sandbox, path: str) -> int:
+    return len(box.run(["cat", path]).stdout)
+
+
+def test_daemons_that_ignore_signals_end_with_their_command(start) -> None:
+    box = start()
+    box.write_file("/root/stubborn.py", STUBBORN)
+    script = "trap '' TERM; echo begun; python3 /root/stubborn.py /tmp/beat; sleep 1000"
+    result = box.run(script, timeout=2)
+    assert result.timed_out
+    assert result.stdout == b"begun\n"
+    assert result.duration < 20
+    count = beats(box, "/tmp/beat")
+    assert count > 3, "it has to have run, or its end proves nothing"
+    time.sleep(0.5)
+    assert beats(box, "/tmp/beat") == count
+
+
+def test_only_that_commands_tree_ends(start) -> None:
+    box = start()
+    box.write_file("/root/stubborn.py", STUBBORN)
+    box.run("setsid python3 /root/stubborn.py /tmp/other & sleep 0.5")
+    box.run("sleep 1000", timeout=0.5)
+    count = beats(box, "/tmp/other")
+    time.sleep(0.5)
+    assert beats(box, "/tmp/other") > count > 0
+
+
+def test_a_fork_bomb_ends(start) -> None:
+    box = start()
+    result = box.run("f() { sleep 0.05; f & f & }; for i in 1 2 3; do f; done; wait", timeout=0.5)
+    assert result.duration < 30
+    assert box.run("echo fine", timeout=30).stdout == b"fine\n"
+
+
+def test_stopped_trees_end_too(start) -> None:
+    box = start()
+    assert box.run("sleep 1000 & kill -STOP $!; kill -STOP $$", timeout=1).timed_out
+    assert b"sleep" not in box.run("ps -eo comm").stdout
+
+
+def test_a_command_that_stops_its_own_monitor(start) -> None:
+    box = start()
+    started = time.monotonic()
+    result = box.run("kill -STOP $PPID; sleep 1000", timeout=0.5)
+    assert result.timed_out
+    assert time.monotonic() - started < 40
+    assert b"sleep" not in box.run("ps -eo comm").stdout
+
+
+def test_the_timeout_of_one_thread_is_not_anothers(start) -> None:
+    box = start()
+    assert box.run("sleep 1000", timeout=0).timed_out
+    assert not box.run("sleep 0.3", timeout=30).timed_out

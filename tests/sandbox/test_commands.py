@@ -1,0 +1,140 @@
+"""Running commands: results, environment, users, limits on output, threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from minisandbox.errors import InvalidInput, SandboxFileError
+from minisandbox.sandbox import Sandbox
+
+EXIT_CODES = [
+    ("true", 0),
+    ("exit 3", 3),
+    ("nosuchprogram", 127),
+    ("/etc/passwd", 126),
+    ("kill -9 $$", 137),
+    ("kill -TERM $$", 143),
+    ("(", 2),
+    ("", 0),
+    (["true"], 0),
+    (["nosuchprogram"], 127),
+    (["/etc/passwd"], 126),
+    (["/etc"], 126),
+    (["sh", "-c", "exit 7"], 7),
+]
+
+
+@pytest.mark.parametrize(("command", "code"), EXIT_CODES)
+def test_exit_codes_are_a_shells(box: Sandbox, command, code: int) -> None:
+    assert box.run(command).exit_code == code
+
+
+def test_streams_are_apart_or_merged(box: Sandbox) -> None:
+    script = "echo a; echo b >&2; echo c"
+    apart = box.run(script)
+    assert (apart.stdout, apart.stderr) == (b"a\nc\n", b"b\n")
+    merged = box.run(script, merge_stderr=True)
+    assert (merged.stdout, merged.stderr) == (b"a\nb\nc\n", b"")
+
+
+def test_arguments_arrive_unchanged(box: Sandbox) -> None:
+    arguments = ["", "a b", "'", '"$x"', "*", "\n", "ü", "\udcff"]
+    result = box.run(["printf", "%s\\0", *arguments])
+    expected = b"".join(text.encode("utf-8", "surrogateescape") + b"\0" for text in arguments)
+    assert result.stdout == expected
+
+
+def test_environment_and_directory(start) -> None:
+    box = start(env={"A": "1", "PATH": "/opt/bin:/usr/bin:/bin"}, cwd="/usr")
+    script = 'echo "$A $B $PWD $PATH"'
+    assert box.run(script).stdout == b"1  /usr /opt/bin:/usr/bin:/bin\n"
+    assert box.run(script, env={"B": "2"}, cwd="lib").stdout.startswith(b"1 2 /usr/lib ")
+    assert "cannot enter /missing" in box.run("true", cwd="/missing").stderr_text
+
+
+def test_nothing_of_the_callers_environment_is_inside(start, monkeypatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    assert b"hunter2" not in start().run("env; cat /proc/*/environ").stdout
+
+
+def test_users(box: Sandbox) -> None:
+    if box.run("chown 65534 /tmp").exit_code:
+        with pytest.raises(SandboxFileError, match="single-id"):
+            box.run("id", user="nobody")
+        return
+    box.run("chown 0 /tmp")
+    assert box.run("id -un; echo x > /dev/stderr", user="nobody").text == "nobody\nx\n"
+    assert box.run("id -u; id -g", user=1234).stdout == b"1234\n1234\n"
+    assert box.run("touch /root/x", user="nobody").exit_code != 0
+    assert box.run("kill -0 1", user="nobody").exit_code != 0
+
+
+def test_unknown_user(box: Sandbox) -> None:
+    with pytest.raises(SandboxFileError, match="nosuchuser"):
+        box.run("true", user="nosuchuser")
+
+
+def test_input(box: Sandbox) -> None:
+    data = bytes(range(256)) * 10_000
+    assert box.run("cat", stdin=data).stdout == data
+    assert box.run("wc -c < /dev/stdin", stdin=b"abc").stdout == b"3\n"
+    assert box.run("cat").stdout == b""
+
+
+def test_scripts_of_any_size(box: Sandbox) -> None:
+    script = "".join(f"x=value-{number}\n" for number in range(60_000)) + "echo $x"
+    assert len(script) > 600_000
+    assert box.run(script).stdout == b"value-59999\n"
+
+
+def test_output_is_bounded_and_says_so(box: Sandbox) -> None:
+    result = box.run("head -c 300000 /dev/zero | tr '\\0' a; echo end", max_output=1000)
+    assert result.truncated
+    assert result.stdout.startswith(b"a" * 500)
+    assert result.stdout.endswith(b"aaaaend\n")
+    assert b"bytes left out" in result.stdout
+    assert len(result.stdout) < 1100
+    assert not box.run("echo x").truncated
+
+
+def test_exactly_the_limit_is_not_truncated(box: Sandbox) -> None:
+    result = box.run("printf 0123456789", max_output=10)
+    assert (result.stdout, result.truncated) == (b"0123456789", False)
+
+
+def test_threads_share_a_sandbox(box: Sandbox) -> None:
+    outputs: dict[int, bytes] = {}
+
+    def run(number: int) -> None:
+        outputs[number] = box.run(f"sleep 0.1; echo {number}").stdout
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outputs == {number: f"{number}\n".encode() for number in range(16)}
+
+
+def test_a_sandbox_outlives_the_thread_that_started_it(start) -> None:
+    started: list[Sandbox] = []
+    thread = threading.Thread(target=lambda: started.append(start()))
+    thread.start()
+    thread.join()
+    time.sleep(0.2)
+    assert started[0].run("echo here").stdout == b"here\n"
+
+
+@pytest.mark.parametrize("command", ["a\0b", [], ["a\0"]])
+def test_impossible_commands(box: Sandbox, command) -> None:
+    with pytest.raises(InvalidInput):
+        box.run(command)
+
+
+def test_pkill_does_not_find_the_shell_that_runs_it(box: Sandbox) -> None:
+    script = "sleep 1000 & sleep 0.1; pkill -f 'sleep 1000'; echo survived"
+    result = box.run(script)
+    assert b"survived" in result.stdout

@@ -1,0 +1,151 @@
+"""Files in and out of a sandbox: byte-exact, of any size, and never through a link to the host."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from minisandbox.errors import SandboxFileError
+from minisandbox.sandbox import Sandbox
+
+
+def test_bytes_come_back_as_they_went(box: Sandbox) -> None:
+    for data in (b"", bytes(range(256)), b"\r\n\0\xff" * 1000, "ü".encode("latin-1")):
+        box.write_file("/root/a/b/c", data)
+        assert box.read_file("/root/a/b/c") == data
+    box.write_file("/root/text", "é\r\n")
+    assert box.read_file("/root/text") == b"\xc3\xa9\r\n"
+
+
+def test_fifty_megabytes(box: Sandbox) -> None:
+    data = os.urandom(1 << 20) * 50
+    box.write_file("/root/large", data)
+    assert (
+        box.run("sha256sum < /root/large").stdout_text.split()[0]
+        == hashlib.sha256(data).hexdigest()
+    )
+    assert box.read_file("/root/large") == data
+    box.run("rm /root/large")
+
+
+def test_modes_and_replacement(box: Sandbox) -> None:
+    box.write_file("/root/run.sh", "#!/bin/sh\necho ran\n", mode=0o755)
+    assert box.run(["/root/run.sh"]).stdout == b"ran\n"
+    box.run("ln -s run.sh /root/link")
+    box.write_file("/root/link", "new")
+    assert box.read_file("/root/run.sh") == b"new"
+    assert box.run("ls -A /root | grep minisandbox").stdout == b""
+
+
+PROBLEMS = [
+    ("/root/missing", errno.ENOENT),
+    ("/etc", errno.EISDIR),
+    ("/dev/zero", errno.EINVAL),
+    ("/tmp/fifo", errno.EINVAL),
+    ("/etc/passwd/x", errno.ENOTDIR),
+]
+
+
+@pytest.mark.parametrize(("path", "number"), PROBLEMS)
+def test_what_cannot_be_read(box: Sandbox, path: str, number: int) -> None:
+    box.run("mkfifo /tmp/fifo")
+    with pytest.raises(SandboxFileError) as caught:
+        box.read_file(path)
+    assert (caught.value.errno, caught.value.path) == (number, path)
+
+
+def test_reading_is_bounded(box: Sandbox) -> None:
+    box.run("truncate -s 1T /root/huge")
+    with pytest.raises(SandboxFileError, match="larger"):
+        box.read_file("/root/huge", max_bytes=1000)
+    box.run("rm /root/huge")
+
+
+def test_relative_paths_start_at_the_sandboxs_directory(start) -> None:
+    box = start(cwd="/root")
+    box.write_file("here", "x")
+    assert box.read_file("/root/here") == b"x"
+
+
+def tree(root: Path) -> dict[bytes, tuple[int, bytes]]:
+    found: dict[bytes, tuple[int, bytes]] = {}
+    for folder, folders, files in os.walk(os.fsencode(root)):
+        for name in [*folders, *files]:
+            path = os.path.join(folder, name)
+            status = os.lstat(path)
+            if os.path.islink(path):
+                content = os.readlink(path)
+            else:
+                content = b"" if os.path.isdir(path) else Path(os.fsdecode(path)).read_bytes()
+            found[os.path.relpath(path, os.fsencode(root))] = (status.st_mode, content)
+    return found
+
+
+def test_directories_survive_a_round_trip(box: Sandbox, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "deep/er").mkdir(parents=True)
+    (source / "empty").mkdir(mode=0o700)
+    (source / "deep/er/program").write_bytes(b"\x7fELF\0\xff")
+    (source / "deep/er/program").chmod(0o755)
+    (source / "read-only").write_text("x")
+    (source / "read-only").chmod(0o444)
+    (source / os.fsdecode(b"latin-\xe4")).write_text("y")
+    (source / "with\nnewline").write_text("z")
+    os.symlink("/nonexistent", source / "dangling")
+    os.symlink("deep", source / "to-directory")
+    os.utime(source / "read-only", ns=(10**18, 10**18 + 7))
+    box.upload(source, "/root/tree")
+    box.download("/root/tree", tmp_path / "back")
+    assert tree(tmp_path / "back") == tree(source)
+    assert (tmp_path / "back/read-only").stat().st_mtime_ns == 10**18 + 7
+    box.run("rm -rf /root/tree")
+
+
+def test_single_files_and_merging(box: Sandbox, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("new")
+    box.upload(tmp_path / "file", "/root/dir/file")
+    box.write_file("/root/dir/other", "kept")
+    (tmp_path / "dir").mkdir()
+    (tmp_path / "dir/file").write_text("newer")
+    box.upload(tmp_path / "dir", "/root/dir")
+    assert box.run("cat /root/dir/file /root/dir/other").stdout == b"newerkept"
+    box.download("/root/dir/file", tmp_path / "one")
+    assert (tmp_path / "one").read_text() == "newer"
+
+
+def test_missing_sources_are_errors_that_name_them(box: Sandbox, tmp_path: Path) -> None:
+    with pytest.raises(SandboxFileError, match="missing"):
+        box.download("/root/missing", tmp_path / "x")
+    with pytest.raises(FileNotFoundError):
+        box.upload(tmp_path / "missing", "/root/x")
+    with pytest.raises(SandboxFileError, match="fifo"):
+        box.run("mkdir /root/odd && mkfifo /root/odd/fifo")
+        box.download("/root/odd", tmp_path / "odd")
+
+
+def test_links_inside_lead_nowhere_outside(box: Sandbox, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("host")
+    box.run(f"mkdir -p /root/l && ln -sf {secret} /root/l/link && ln -sfn {tmp_path} /root/l/dir")
+    with pytest.raises(SandboxFileError):
+        box.read_file("/root/l/link")
+    box.download("/root/l", tmp_path / "got")
+    assert os.readlink(tmp_path / "got/link") == str(secret)
+    box.write_file("/root/l/link", "inside")
+    assert secret.read_text() == "host"
+
+
+def test_a_link_already_at_the_destination_is_replaced_not_followed(
+    box: Sandbox, tmp_path: Path
+) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "into").mkdir()
+    os.symlink(tmp_path / "victim", tmp_path / "into/file")
+    box.run("mkdir -p /root/m && echo x > /root/m/file")
+    box.download("/root/m", tmp_path / "into")
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert (tmp_path / "into/file").read_text() == "x\n"
