@@ -562,3 +562,19 @@ def test_the_changelog_states_the_problem(server: Server, tmp_path: Path, change
     )
     patches = releases.split_pair(mirror, *commits, test_paths=[])
     assert patches.problem_statement == "sample 1.1\n\n1.1\n\n-- dashes\n++ \ufffd\n"
+
+
+def test_a_read_me_with_a_changelog_states_the_problem(server: Server, tmp_path: Path) -> None:
+    before = {"README.rst": b"Sample\n\n- 1.0 First\n"}
+    after = {"README.rst": b"Sample with more\n\n- 1.1 Fix double\n- 1.0 First\n"}
+    mirror, commits = pair(server, tmp_path, before, after)
+    patches = releases.split_pair(mirror, *commits, test_paths=[])
+    assert patches.problem_statement == "sample 1.1\n\n- 1.1 Fix double\n"
+
+
+def test_a_read_me_that_does_not_speak_of_the_version_is_not_the_problem(
+    server: Server, tmp_path: Path
+) -> None:
+    mirror, commits = pair(server, tmp_path, {"README": b"one\n"}, {"README": b"two\n"})
+    patches = releases.split_pair(mirror, *commits, test_paths=[])
+    assert patches.problem_statement.startswith("Change sample 1.0 ")

@@ -35,6 +35,7 @@ _EGG_INFO_SECTION = re.compile(rb"(\A|\n)\s*\[egg_info\]\s*tag_build =\s*tag_dat
 _CHANGELOG = re.compile(
     r"(docs?/)?(changes|changelog|news|history)(\.(rst|md|txt))?", re.IGNORECASE
 )
+_README = re.compile(r"readme(\.(rst|md|txt))?", re.IGNORECASE)
 _TEST_ROOTS = ("tests", "test", "testing")
 _TEST_FILES = ("test_*.py", "*_test.py", "conftest.py")
 #: The form of a patch must not depend on what a user prefers to see.
@@ -288,8 +289,15 @@ def _problem_statement(mirror: Path, before: str, after: str, paths: Sequence[st
         for commit in (before, after)
     ]
     changelogs = [path for path in paths if _CHANGELOG.fullmatch(path)]
-    gained = [_added_lines(mirror, before, after, path) for path in changelogs]
-    text = max(gained, key=len, default="")
+    text = max(
+        (_added_lines(mirror, before, after, path) for path in changelogs), key=len, default=""
+    )
+    if not text:
+        # Some keep the changelog at the end of the read-me; its other changes come before it.
+        version = subjects[1].rpartition(" ")[2]
+        for path in filter(_README.fullmatch, paths):
+            _, found, rest = _added_lines(mirror, before, after, path).partition(f"- {version} ")
+            text = text or found + rest
     if text:
         return f"{subjects[1]}\n\n{text}\n"
     return f"Change {subjects[0]} so that it behaves as {subjects[1]} does.\n"
