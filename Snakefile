@@ -29,3 +29,4 @@ rule all:
     input:
         "<results>/manifest.parquet",
         "<results>/manifest.jsonl",
+        "<results>/manifest.summary.json",

@@ -4,6 +4,7 @@ INPUTS   <results>/plan/index.json
          <results>/environments/{env}/batches/{batch}/validation.json, every one there is
 OUTPUTS  <results>/manifest.parquet
          <results>/manifest.jsonl
+         <results>/manifest.summary.json, which `minisandbox records drop` removes to have this rule run again
 """
 
 
@@ -16,6 +17,7 @@ rule join_manifest:
     output:
         parquet="<results>/manifest.parquet",
         jsonl="<results>/manifest.jsonl",
+        summary="<results>/manifest.summary.json",
     log:
         "<logs>/join_manifest.log",
     benchmark:

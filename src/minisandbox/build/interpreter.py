@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,7 +214,10 @@ def _pack(
     if candidate.prefix in (Path("/usr"), Path("/")):
         binds, inside = (), str(candidate.executable)
     else:
-        binds = (Bind(source=candidate.prefix, target=f"{TOOLS}/prefix"),)
+        binds = (
+            Bind(source=candidate.prefix, target=f"{TOOLS}/prefix"),
+            Bind(source=_patchelf(), target=f"{TOOLS}/bin/patchelf"),
+        )
         inside = f"{TOOLS}/prefix/{candidate.executable.relative_to(candidate.prefix)}"
     script = Path(relocate.__file__).read_bytes()
     with Workshop(
@@ -260,6 +265,18 @@ def _pack(
         looked_in=looked_in,
         layer=layer,
     )
+
+
+def _patchelf() -> Path:
+    """The patchelf program that is installed with the pipeline."""
+    found = shutil.which(
+        "patchelf", path=f"{sys.prefix}/bin{os.pathsep}{os.environ.get('PATH', '')}"
+    )
+    if found is None:
+        raise StageFailed(
+            "interpreter", "there is no patchelf", hint="install swe-minisandbox[build]"
+        )
+    return Path(found)
 
 
 def _has_module(shop: Workshop, python: str, name: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +25,14 @@ from minisandbox.build.rows import complete
 from minisandbox.build.schemas import manifest_schema
 from minisandbox.errors import EXIT_OK
 from minisandbox.records import codec
-from minisandbox.records.manifest import MANIFEST_SCHEMA, Base, BuildSeconds, Logs, ManifestRow
+from minisandbox.records.manifest import (
+    MANIFEST_SCHEMA,
+    SUMMARY_NAME,
+    Base,
+    BuildSeconds,
+    Logs,
+    ManifestRow,
+)
 from minisandbox.records.plan import (
     BatchPlan,
     EnvironmentPlan,
@@ -67,8 +75,11 @@ def run(plan_path: Path, results: Path, parquet_path: Path, jsonl_path: Path) ->
         pq.write_table(table, temporary, compression="zstd")
     store = os.path.relpath(index.store, results)
     atomic.write_text(results / CACHE_NAME, json.dumps({"schema": 1, "store": store}) + "\n")
-    failed = sum(row.status == "failed" for row in rows)
-    said = f"manifest: {len(rows)} instances, {len(rows) - failed} ok, {failed} failed"
+    reasons = Counter(row.reason_kind for row in rows if row.status == "failed")
+    counts = {"instances": len(rows), "ok": len(rows) - reasons.total(), "failed": reasons.total()}
+    summary = {"schema": 1, **counts, "reasons": dict(reasons.most_common())}
+    atomic.write_text(results / SUMMARY_NAME, json.dumps(summary, indent=1) + "\n")
+    said = f"manifest: {len(rows)} instances, {counts['ok']} ok, {counts['failed']} failed"
     return stage.Ended(EXIT_OK, said)
 
 

@@ -94,6 +94,30 @@ def rewrite(root, old, new):
                     file.write(changed)
 
 
+def find_own_libraries(new, old):
+    """Where a binary looks for its libraries below the old prefix, let it look beside itself.
+
+    Without this a copy whose library is not found may run with the system's: another Python,
+    silently.
+    """
+    folders = [new + "/bin", new + "/lib", "{}/lib/python{}/lib-dynload".format(new, VERSION)]
+    for folder in folders:
+        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+            path = os.path.join(folder, name)
+            if os.path.islink(path) or not os.path.isfile(path) or not is_elf(path):
+                continue
+            current = subprocess.check_output(["patchelf", "--print-rpath", path]).decode().strip()
+            if old in current:
+                origin = "$ORIGIN/" + os.path.relpath(new + "/lib", folder)
+                subprocess.check_call(["patchelf", "--set-rpath", origin, path])
+
+
+def is_elf(path):
+    """Whether a file is a program or a shared library."""
+    with open(path, "rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
 def main():
     """Copy executable, standard library, headers, and libraries from below the old prefix."""
     new, old = sys.argv[1], sys.argv[2]
@@ -124,6 +148,7 @@ def main():
                 merge(prefix + "/lib/" + name, new + "/lib/" + name)
     if old not in ("/usr", "/"):
         rewrite(new, old, new)
+        find_own_libraries(new, old)
 
 
 if __name__ == "__main__":

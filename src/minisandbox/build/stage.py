@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from minisandbox import atomic
+from minisandbox.build.dropping import aside
 from minisandbox.errors import (
     EXIT_OK,
     EXIT_TRANSIENT,
@@ -34,7 +35,7 @@ from minisandbox.errors import (
 from minisandbox.records import codec
 from minisandbox.records.layer import LayerRef
 from minisandbox.records.stages import RECORD_SCHEMA, Failure, Record
-from minisandbox.store import Store
+from minisandbox.store import Store, StoreUnusable
 
 R = TypeVar("R", bound=Record)
 
@@ -73,7 +74,7 @@ def failure_of(error: BaseException, log: Path) -> Failure:
     )
     if isinstance(error, StageFailed):
         kind, message, hint = error.kind, error.message, error.hint
-    elif isinstance(error, LayerMissing | LayerDamaged):
+    elif isinstance(error, LayerMissing | LayerDamaged | StoreUnusable):
         kind, message, hint = "store", str(error), ""
     elif isinstance(error, HostUnsupported):
         kind, message, hint = "sandbox", str(error), "run `minisandbox doctor`"
@@ -179,8 +180,11 @@ def run_stage(
 ) -> Ended:
     """Make or reuse the record at ``path``."""
     with atomic.locked(path.with_name(f".{path.name}.lock")):
-        if reusable(cls, path, inputs=inputs, store=store) is not None:
-            os.utime(path)  # newer than its inputs, or Snakemake would come again for ever
+        for place in (path, aside(path)):
+            if reusable(cls, place, inputs=inputs, store=store) is None:
+                continue
+            os.utime(place)  # newer than its inputs, or Snakemake would come again for ever
+            place.replace(path)
             return Ended(EXIT_OK, f"{stage} {key}: nothing has changed")
         try:
             record = make(
@@ -190,6 +194,7 @@ def run_stage(
             said = f"{stage} {key}: {error} (attempt {attempt.number} of {attempt.of})"
             return Ended(EXIT_TRANSIENT, said)
         codec.write(path, record)
+        aside(path).unlink(missing_ok=True)
     return Ended(EXIT_OK, summary(record))
 
 
@@ -199,11 +204,13 @@ def reusable(cls: type[R], path: Path, *, inputs: str, store: Store | None) -> R
         record = codec.read(cls, path)
     except (FileNotFoundError, InvalidInput):
         return None
+    return record if _holds(record, inputs, store) else None
+
+
+def _holds(record: Record, inputs: str, store: Store | None) -> bool:
     if record.schema != RECORD_SCHEMA or record.inputs != inputs:
-        return None
-    if store is not None and not all(store.has(layer.digest) for layer in layers_of(record)):
-        return None
-    return record
+        return False
+    return store is None or all(store.has(layer.digest) for layer in layers_of(record))
 
 
 def layers_of(record: Any) -> list[LayerRef]:
@@ -269,12 +276,12 @@ class Finished(Generic[R]):
         self._store = store
         self._folder = record_path.with_name(f".{record_path.stem}.partial")
         self._known: dict[str, R] = {}
-        try:
-            previous: Any = codec.read(batch, record_path)
-        except (FileNotFoundError, InvalidInput):
-            return
-        for record in previous.instances:
-            self._known[record.key] = record
+        for path in (aside(record_path), record_path):
+            try:
+                previous: Any = codec.read(batch, path)
+            except (FileNotFoundError, InvalidInput):
+                continue
+            self._known |= {record.key: record for record in previous.instances}
 
     def get(self, key: str, inputs: str) -> R | None:
         """The record of ``key`` if it was made from the same inputs and its layers are still in the
@@ -284,13 +291,7 @@ class Finished(Generic[R]):
         if kept is not None:
             return kept
         record = self._known.get(key)
-        if record is None or record.inputs != inputs or record.schema != RECORD_SCHEMA:
-            return None
-        if self._store is not None and not all(
-            self._store.has(layer.digest) for layer in layers_of(record)
-        ):
-            return None
-        return record
+        return record if record is not None and _holds(record, inputs, self._store) else None
 
     def keep(self, record: R) -> None:
         """Remember a finished member until the batch's record holds it."""

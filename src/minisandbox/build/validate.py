@@ -34,7 +34,7 @@ from minisandbox.records.stages import (
 )
 from minisandbox.runtime import start_instance
 from minisandbox.sandbox import Profile
-from minisandbox.store import NodeStore, Store
+from minisandbox.store import NodeStore, Store, default_node_root
 
 #: Version of how validation is done; a change of meaning makes every record anew.
 _METHOD = 1
@@ -65,7 +65,7 @@ def run(
         _inputs(instance, built[instance.instance_id], plan.recipe) for instance in plan.instances
     ]
     finished = stage.Finished(ValidationRecord, ValidationsRecord, record_path, store=None)
-    node = NodeStore()
+    node = NodeStore(default_node_root())
 
     def work() -> ValidationsRecord:
         records: list[ValidationRecord] = []

@@ -17,7 +17,7 @@ from minisandbox.records.layer import LayerKind, LayerRef
 from minisandbox.records.plan import Network
 from minisandbox.runtime.instance import environment_variables
 from minisandbox.sandbox import Bind, Profile, Result, Sandbox
-from minisandbox.store import NodeStore, Store
+from minisandbox.store import NodeStore, Store, default_node_root
 
 #: Where what a build needs, and a finished instance does not, appears inside.
 TOOLS = "/run/minisandbox"
@@ -54,6 +54,7 @@ class Workshop:
             "PIP_CACHE_DIR": f"{CACHE}/pip",
             "UV_PYTHON_DOWNLOADS": "never",
             "PYTHONDONTWRITEBYTECODE": "1",
+            "TMPDIR": "/var/tmp",  # on disk; compilers fill a /tmp that is memory
             **(settings.variables if settings else {}),
             **(env or {}),
         }
@@ -63,7 +64,7 @@ class Workshop:
             binds=(*binds, *(settings.binds if settings else ())),
             redirect_dir=False,
         )
-        node = NodeStore()
+        node = NodeStore(default_node_root())
         self._node = node
         folders = [node.ensure(store, layer.digest) for layer in layers]
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,9 @@ from minisandbox.records.stages import Status
 MANIFEST_SCHEMA = 1
 READABLE_SCHEMAS = (1,)
 
+#: Beside the manifest: how many instances there are, and how many failed for which reason.
+SUMMARY_NAME = "manifest.summary.json"
+
 
 @dataclass(frozen=True)
 class Base:

@@ -18,7 +18,7 @@ from minisandbox.records import codec
 from minisandbox.records.manifest import READABLE_SCHEMAS, ManifestRow
 from minisandbox.runtime.instance import Instance, start_instance
 from minisandbox.sandbox import Profile
-from minisandbox.store import NodeStore, Store
+from minisandbox.store import NodeStore, Store, default_node_root
 
 MANIFEST_NAME = "manifest.jsonl"
 #: Beside the manifest: where its store is, relative to the folder or absolute.
@@ -44,7 +44,7 @@ class Cache:
     def node(self) -> NodeStore:
         """The node store of this user, made on first use."""
         if self._node is None:
-            self._node = NodeStore()
+            self._node = NodeStore(default_node_root())
         return self._node
 
     def __len__(self) -> int:

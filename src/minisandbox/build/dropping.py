@@ -1,0 +1,124 @@
+"""Dropping records, so that the next run makes them again, and everything that follows from them.
+
+What follows from a dropped record is set aside, not lost: its stage takes it back if it turns out
+to be made from the same inputs. The summary of the manifest goes too; without that output of the
+last rule, Snakemake would find nothing to do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+from minisandbox import atomic
+from minisandbox.errors import InvalidInput
+from minisandbox.records import codec
+from minisandbox.records.manifest import SUMMARY_NAME
+from minisandbox.records.plan import PlanIndex
+from minisandbox.store import Store
+
+_FOLDERS = ("sources", "interpreters", "environments")
+
+Json = dict[str, Any]
+
+
+def aside(path: Path) -> Path:
+    """Where a record waits to be taken back."""
+    return path.with_name(f".{path.name}.aside")
+
+
+def read_records(results: Path) -> Iterator[tuple[Path, Json]]:
+    """Every record file below ``results``, parsed; raises ``InvalidInput``."""
+    if not results.is_dir():
+        raise InvalidInput(str(results), "is not a folder", "give the results folder with --cache")
+    for folder in _FOLDERS:
+        for path in sorted((results / folder).rglob("*.json")):
+            if any(part.startswith(".") for part in path.relative_to(results).parts):
+                continue
+            try:
+                data = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError:
+                raise InvalidInput(str(path), "is not JSON", "remove it") from None
+            if isinstance(data, dict) and "stage" in data:
+                yield path, cast("Json", data)
+
+
+def members(data: Json) -> list[Json]:
+    """The instances of a batch, or the record itself."""
+    return cast("list[Json]", data["instances"]) if "instances" in data else [data]
+
+
+def layer_digests(record: Json) -> set[str]:
+    """Digests of the layers that a record names."""
+    layers = [*record.get("layers", ()), *filter(None, [record.get("layer")])]
+    return {str(layer["digest"]) for layer in layers}
+
+
+def drop(results: Path, unwanted: Callable[[Json], bool]) -> list[str]:
+    """Drop every record (or member of a batch) that is ``unwanted``; returns ``stage key``
+    of each.
+    """
+    dropped: set[str] = set()
+    touched: set[Path] = set()
+    for path, data in list(read_records(results)):
+        gone = [record for record in members(data) if unwanted(record)]
+        if not gone:
+            continue
+        dropped |= {f"{record['stage']} {record['key']}" for record in gone}
+        touched.add(path)
+        if "instances" in data:
+            # No inputs digest: as a whole it is not finished, its members each have one of their
+            # own.
+            left = [record for record in members(data) if record not in gone]
+            text = json.dumps({**data, "inputs": "", "instances": left}, ensure_ascii=False)
+            atomic.write_text(aside(path), text + "\n")
+        path.unlink()
+    if touched:
+        for path in _following(results, touched):
+            if path.exists():
+                path.rename(aside(path))
+        (results / SUMMARY_NAME).unlink(missing_ok=True)
+    return sorted(dropped)
+
+
+def damaged_digests(results: Path) -> set[str]:
+    """Layers named by records that are gone or damaged; damaged ones are removed from the store."""
+    named = {
+        digest
+        for _, data in read_records(results)
+        for item in members(data)
+        for digest in layer_digests(item)
+    }
+    store = Store(Path(_plan(results).store))
+    bad: set[str] = set()
+    for finding in store.verify(sorted(named)):
+        if finding.problem is not None:
+            bad.add(finding.digest)
+            store.path(finding.digest).unlink(missing_ok=True)
+    return bad
+
+
+def _plan(results: Path) -> PlanIndex:
+    return codec.read(PlanIndex, results / "plan/index.json")
+
+
+def _following(results: Path, dropped: set[Path]) -> Iterator[Path]:
+    """The records that are made from dropped ones."""
+    relative = {path.relative_to(results).as_posix() for path in dropped}
+    for name, environment in _plan(results).environments.items():
+        folder = f"environments/{name}"
+        remade = bool(
+            {f"interpreters/{environment.python}/interpreter.json", f"{folder}/environment.json"}
+            & relative
+        )
+        if f"interpreters/{environment.python}/interpreter.json" in relative:
+            yield results / folder / "environment.json"
+        for batch, entry in environment.batches.items():
+            clones = {f"sources/{repo}/clone.json" for repo in entry.repos}
+            instances = f"{folder}/batches/{batch}/instances.json"
+            if remade or clones & relative:
+                yield results / instances
+            if remade or (clones | {instances}) & relative:
+                yield results / f"{folder}/batches/{batch}/validation.json"
