@@ -558,7 +558,7 @@ def test_tests_are_told_by_place_and_name(
 def test_the_changelog_states_the_problem(server: Server, tmp_path: Path, changelog: str) -> None:
     old = "1.0\n\n- café\n".encode("latin-1")
     mirror, commits = pair(
-        server, tmp_path, {changelog: old}, {changelog: b"1.1\n\n-- dashes\n++ \xff\n\n" + old}
+        server, tmp_path, {changelog: old}, {changelog: b"1.1\r\n\n-- dashes\n++ \xff\n\n" + old}
     )
     patches = releases.split_pair(mirror, *commits, test_paths=[])
     assert patches.problem_statement == "sample 1.1\n\n1.1\n\n-- dashes\n++ \ufffd\n"

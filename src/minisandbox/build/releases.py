@@ -213,10 +213,9 @@ def split_pair(mirror: Path, before: str, after: str, *, test_paths: Sequence[st
     """
     changed = _git(mirror, "diff", "--name-only", "--no-renames", "-z", before, after)
     paths = [path for path in changed.decode("utf-8", "surrogateescape").split("\0") if path]
-    tests = [path for path in paths if _is_test(path, test_paths)]
     return PairPatches(
-        patch=_diff(mirror, before, after, [path for path in paths if path not in set(tests)]),
-        test_patch=_diff(mirror, before, after, tests),
+        patch=_diff(mirror, before, after, [p for p in paths if not _is_test(p, test_paths)]),
+        test_patch=_diff(mirror, before, after, [p for p in paths if _is_test(p, test_paths)]),
         problem_statement=_problem_statement(mirror, before, after, paths),
     )
 
@@ -270,16 +269,8 @@ def _text(patch: bytes) -> str | None:
 def _diff_bytes(
     mirror: Path, before: str, after: str, paths: Sequence[str], *, options: Sequence[str] = ()
 ) -> bytes:
-    form = [
-        "--binary",
-        "--full-index",
-        "--no-renames",
-        "--no-ext-diff",
-        "--no-textconv",
-        "--no-color",
-    ]
-    argv = [*options, "--literal-pathspecs", "diff", *form, before, after, "--", *paths]
-    return _git(mirror, *argv)
+    form = ("--binary", "--full-index", *_DIFF)
+    return _git(mirror, *options, "--literal-pathspecs", "diff", *form, before, after, "--", *paths)
 
 
 def _problem_statement(mirror: Path, before: str, after: str, paths: Sequence[str]) -> str:
@@ -304,17 +295,11 @@ def _problem_statement(mirror: Path, before: str, after: str, paths: Sequence[st
 
 
 def _added_lines(mirror: Path, before: str, after: str, path: str) -> str:
-    argv = [
-        "--literal-pathspecs",
-        "diff",
-        "--unified=0",
-        "--no-ext-diff",
-        "--no-textconv",
-        "--no-color",
-    ]
-    diff = _git(mirror, *argv, before, after, "--", path).decode("utf-8", "replace")
+    argv = ["--literal-pathspecs", "diff", "--unified=0", *_DIFF, before, after, "--", path]
+    diff = _git(mirror, *argv).decode("utf-8", "replace")
     body = diff.partition("\n@@")[2].split("\n")
-    return "\n".join(line[1:] for line in body if line.startswith("+")).strip("\r\n")
+    lines = [line[1:].rstrip("\r") for line in body if line.startswith("+")]
+    return "\n".join(lines).strip("\n")
 
 
 def _git(directory: Path, *argv: str, stdin: bytes | None = None) -> bytes:
