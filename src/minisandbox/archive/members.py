@@ -138,14 +138,9 @@ def _block(
 
 
 def _pax_header(records: Mapping[bytes, bytes]) -> bytes:
-    try:
-        for value in records.values():
-            value.decode("utf-8")
-        charset: list[tuple[bytes, bytes]] = []
-    except UnicodeDecodeError:
-        # POSIX: pax values are UTF-8 unless the first record says otherwise.
-        charset = [(b"hdrcharset", b"BINARY")]
-    body = b"".join(_record(key, value) for key, value in [*charset, *sorted(records.items())])
+    # Values are the kernel's bytes even where they are no UTF-8, as GNU tar writes them. POSIX
+    # would have a record hdrcharset=BINARY before them, of which GNU tar complains.
+    body = b"".join(_record(key, records[key]) for key in sorted(records))
     head = _block((b"", b"PaxHeaders/next"), 0o644, 0, 0, len(body), 0, b"x")
     return head + body + bytes(padding(len(body)))
 

@@ -25,6 +25,8 @@ from minisandbox.archive.members import (
 #: Bytes of one extended header, and of one path. Linux paths end at 4,096, names of a tar may not.
 _EXTENSION_LIMIT = 1 << 20
 _PATH_LIMIT = 1 << 15
+#: Bytes of a name that an error shows.
+_SHOWN = 4096
 _RECORDS_LIMIT = 10_000
 _EXTENSIONS = (b"x", b"g", b"L", b"K")
 #: What a global header (``git archive`` writes one) may say about all members; the rest is ignored.
@@ -75,7 +77,6 @@ class Reader:
                     raise Malformed(self._name, "an extended header without a member follows it")
                 block = following
             member = self._member(block, self._defaults | records)
-            self._name = member.path
             self._left, self._padding = member.size, padding(member.size)
             yield member
             self._skip()
@@ -133,24 +134,20 @@ class Reader:
             self._defaults.update({key: given[key] for key in _GLOBAL & given.keys()})
 
     def _member(self, block: bytes, records: dict[bytes, bytes]) -> Member:
-        name: bytes
-        prefix: bytes
-        link: bytes
-        name, mode, uid, gid, size, mtime, flag, link, magic, prefix = _FIELDS.unpack(block)
+        fields: tuple[bytes, ...] = _FIELDS.unpack(block)
+        name, mode, uid, gid, size, mtime, flag, link, magic, prefix = fields
         path = name.split(b"\0", 1)[0]
         if magic.startswith(b"ustar\0") and prefix[:1] != b"\0":
             path = prefix.split(b"\0", 1)[0] + b"/" + path
-        path: bytes = records.get(b"path", path)
+        path = records.get(b"path", path)
+        target = records.get(b"linkpath", link.split(b"\0", 1)[0])
+        self._name = path[:_SHOWN]
+        xattrs = _attributes(records)
+        if any(b"\0" in text for text in (path, target, *xattrs)):
+            raise Malformed(self._name, "a name in its header holds a NUL")
         if len(path) > _PATH_LIMIT:
-            raise Malformed(path[:100] + b"...", f"its path is longer than {_PATH_LIMIT} bytes")
-        if any(key.startswith(b"GNU.sparse.") for key in records):
-            raise Malformed(path, _REFUSED[b"S"])
-        if flag not in _KINDS:
-            raise Malformed(path, _REFUSED.get(flag, f"its type is {flag!r}"))
-        kind = _KINDS[flag]
-        if kind is Kind.FILE and path.endswith(b"/"):
-            kind = Kind.DIRECTORY  # The way of archivers before 1988.
-        self._name = path
+            raise Malformed(self._name, f"its path is longer than {_PATH_LIMIT} bytes")
+        kind = _kind(flag, path, records)
         length = _decimal(records, b"size", size, path)
         if length < 0 or (length and kind is not Kind.FILE):
             raise Malformed(path, f"it has {length} bytes of content, which its type cannot have")
@@ -162,13 +159,27 @@ class Reader:
             gid=_decimal(records, b"gid", gid, path),
             mtime=_date(records.get(b"mtime"), mtime, path),
             size=length,
-            target=records.get(b"linkpath", link.split(b"\0", 1)[0]),
-            xattrs={
-                unescape(key.removeprefix(XATTR_PREFIX)): value
-                for key, value in records.items()
-                if key.startswith(XATTR_PREFIX)
-            },
+            target=target,
+            xattrs=xattrs,
         )
+
+
+def _kind(flag: bytes, path: bytes, records: dict[bytes, bytes]) -> Kind:
+    if any(key.startswith(b"GNU.sparse.") for key in records):
+        raise Malformed(path, _REFUSED[b"S"])
+    if flag not in _KINDS:
+        raise Malformed(path, _REFUSED.get(flag, f"its type is {flag!r}"))
+    if _KINDS[flag] is Kind.FILE and path.endswith(b"/"):
+        return Kind.DIRECTORY  # The way of archivers before 1988.
+    return _KINDS[flag]
+
+
+def _attributes(records: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    return {
+        unescape(key.removeprefix(XATTR_PREFIX)): value
+        for key, value in records.items()
+        if key.startswith(XATTR_PREFIX)
+    }
 
 
 def _number(field: bytes, member: bytes = b"") -> int:

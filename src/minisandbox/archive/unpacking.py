@@ -260,8 +260,6 @@ def _parts(path: bytes, member: bytes) -> Parts:
     parts = tuple(part for part in path.split(b"/") if part not in (b"", b"."))
     if b".." in parts:
         raise Malformed(member, f"the path {os.fsdecode(path)!r} goes up with ..")
-    if b"\0" in path:
-        raise Malformed(member, "its name holds a NUL")
     return parts
 
 
