@@ -100,7 +100,7 @@ def find_own_libraries(new, old):
     Without this a copy whose library is not found may run with the system's: another Python,
     silently.
     """
-    folders = [new + "/bin", new + "/lib", "{}/lib/python{}/lib-dynload".format(new, VERSION)]
+    folders = [new + "/bin", new + "/lib", new + "/lib/python" + VERSION + "/lib-dynload"]
     for folder in folders:
         for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
             path = os.path.join(folder, name)

@@ -16,6 +16,7 @@ from minisandbox.errors import StageFailed
 from minisandbox.records.layer import LayerKind, LayerRef
 from minisandbox.records.plan import Network
 from minisandbox.runtime.instance import environment_variables
+from minisandbox.runtime.stack import stack
 from minisandbox.sandbox import Bind, Profile, Result, Sandbox
 from minisandbox.store import NodeStore, Store, default_node_root
 
@@ -66,10 +67,16 @@ class Workshop:
         )
         node = NodeStore(default_node_root())
         self._node = node
-        folders = [node.ensure(store, layer.digest) for layer in layers]
+        folders = stack(layers, store=store, node=node)
         log.parent.mkdir(parents=True, exist_ok=True)
         self.sandbox = Sandbox.start(
-            folders, scratch=node.scratch, profile=self.profile, env=variables, cwd="/", name=name
+            folders,
+            scratch=node.scratch,
+            idmap=node.idmap,
+            profile=self.profile,
+            env=variables,
+            cwd="/",
+            name=name,
         )
 
     def __enter__(self) -> Workshop:

@@ -11,6 +11,7 @@ from types import TracebackType
 
 from minisandbox.records.layer import LayerRef
 from minisandbox.runtime import worktree
+from minisandbox.runtime.stack import stack
 from minisandbox.sandbox import Bind, Profile, Result, Sandbox
 from minisandbox.store import NodeStore, Store
 
@@ -142,16 +143,19 @@ def start_instance(
     """Unpack what this node lacks and start a sandbox on it; raises what ``NodeStore.ensure`` and
     ``Sandbox.start`` do.
     """
-    folders = [node.ensure(store, layer.digest) for layer in layers]
+    folders = stack(layers, store=store, node=node)
     profile = profile or Profile()
     base = tuple(
-        Bind(source=folder / "testbed/.git", target=f"{worktree.BASE}/{layer.kind}")
-        for layer, folder in zip(layers, folders, strict=True)
+        Bind(
+            source=node.path(layer.digest) / "testbed/.git", target=f"{worktree.BASE}/{layer.kind}"
+        )
+        for layer in layers
         if layer.kind in ("source", "instance")
     )
     sandbox = Sandbox.start(
         folders,
         scratch=node.scratch,
+        idmap=node.idmap,
         profile=replace(profile, binds=(*profile.binds, *base)),
         env={**environment_variables(), **(env or {})},
         cwd=TESTBED,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -74,6 +74,28 @@ class NodeStore:
                 _make_passable(self._locks)
                 fill = functools.partial(self._fill, store, digest)
                 atomic.ensure_directory(target, self._lock(target.name), fill)
+        return target
+
+    def derive(self, name: str, fill: Callable[[Path], None]) -> Path:
+        """A directory computed from unpacked layers, made once for this machine and id map.
+
+        ``name`` is one path component and says what it is computed from. ``fill`` receives a path
+        that does not exist and must make it whole or raise. It can be used as a layer.
+        """
+        target = self._base / "derived" / name
+        with explained("use the node store", self._base):
+            if not target.is_dir():
+                _make_passable(target.parent)
+                _make_passable(self._locks)
+
+                def guarded(work: Path) -> None:
+                    try:
+                        fill(work)
+                    except BaseException:
+                        remove_tree(work, self.idmap)
+                        raise
+
+                atomic.ensure_directory(target, self._lock(name), guarded)
         return target
 
     @property

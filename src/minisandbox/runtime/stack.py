@@ -1,0 +1,72 @@
+"""Layers to the directories a sandbox is stacked on, byte-code included.
+
+Byte-code is never shipped: it is compiled once on each node, by the interpreter that will run it,
+inside a sandbox, and lies as a layer of its own above the one it belongs to. It is checked against
+the modification time of its source, so an edited file never runs stale byte-code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from minisandbox import keys
+from minisandbox.errors import MiniSandboxError
+from minisandbox.records.layer import LayerRef
+from minisandbox.sandbox import Profile, Sandbox
+from minisandbox.store import NodeStore, Store
+
+#: Below it, one directory a version holds the interpreter.
+PYTHONS = "opt/python"
+
+#: What is compiled of each kind of layer, relative to the root.
+_COMPILED = {"interpreter": PYTHONS, "environment": "opt/miniconda3/envs/testbed/lib"}
+
+#: Parts of the standard library that tests of other projects hardly ever import.
+_LEFT_OUT = r"/(lib2to3|idlelib|tkinter|ensurepip|turtledemo|distutils/tests|test)/"
+
+_TIMEOUT = 1800.0
+
+
+def stack(layers: Sequence[LayerRef], *, store: Store, node: NodeStore) -> list[Path]:
+    """The directories of ``layers``, bottom first, each followed by its byte-code; unpacks what is
+    missing.
+
+    Raises what ``NodeStore.ensure`` and ``Sandbox.start`` raise.
+    """
+    folders: list[Path] = []
+    interpreter: LayerRef | None = None
+    for layer in layers:
+        folders.append(node.ensure(store, layer.digest))
+        if layer.kind == "interpreter":
+            interpreter = layer
+        if interpreter is not None and layer.kind in _COMPILED:
+            folders.append(_byte_code(layer, interpreter, folders, node))
+    return folders
+
+
+def _byte_code(layer: LayerRef, interpreter: LayerRef, below: list[Path], node: NodeStore) -> Path:
+    """The byte-code of one layer, made by an interpreter from a layer below it."""
+    name = f"bytecode-{keys.short(layer.digest, 32)}-{keys.short(interpreter.digest, 16)}"
+
+    def fill(work: Path) -> None:
+        profile = Profile(redirect_dir=False)
+        with Sandbox.start(
+            below, scratch=node.scratch, idmap=node.idmap, profile=profile, name=name
+        ) as sandbox:
+            # Exits with 1 if a single file does not compile; packages ship templates and bad
+            # examples.
+            result = sandbox.run(
+                f"set -- /{PYTHONS}/*/bin/python3; "
+                f"exec \"$1\" -I -m compileall -q -x '{_LEFT_OUT}' /{_COMPILED[layer.kind]}",
+                timeout=_TIMEOUT,
+                merge_stderr=True,
+            )
+            if result.exit_code not in (0, 1):
+                raise MiniSandboxError(
+                    f"compiling byte-code for layer {layer.digest} ended with {result.exit_code}: "
+                    f"{result.text.strip()[-200:]}"
+                )
+            sandbox.seal().rename(work)
+
+    return node.derive(name, fill)
