@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -104,7 +105,7 @@ def _run_group(
                 start_new_session=True,
             )
         except OSError as error:
-            raise ProcessFailed(words, 127, _not_started(words[0], cwd, error)) from error
+            raise ProcessFailed(words, 127, _reason(words[0], environment, error)) from error
     try:
         if _ended(process, timeout):
             return process.wait()
@@ -127,8 +128,10 @@ def _ended(process: subprocess.Popen[bytes], timeout: float | None) -> bool:
         os.close(descriptor)
 
 
-def _not_started(program: str, cwd: Path | None, error: OSError) -> str:
-    if isinstance(error, FileNotFoundError) and (cwd is None or cwd.is_dir()):
+def _reason(program: str, environment: Mapping[str, str], error: OSError) -> str:
+    # The kernel's answer does not tell: a PATH through a forbidden directory makes it "permission
+    # denied", and a missing working directory "no such file".
+    if shutil.which(program, path=environment.get("PATH")) is None:
         return f"{program} is not installed, or not on PATH"
     return f"it cannot be started: {error}"
 
