@@ -12,7 +12,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import platform
 import signal
 import socket
 import struct
@@ -65,6 +64,17 @@ _SYSCALLS = {
 }
 _SYS_MOUNT_SETATTR = 442
 
+#: What Python, the supervisor and PID 1 handle or ignore; all others are as the kernel gave them.
+_CHANGED_SIGNALS = (
+    signal.SIGPIPE,
+    signal.SIGXFSZ,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGCHLD,
+)
+
 #: One range of an id map: first id inside, first id outside, how many.
 Extent = tuple[int, int, int]
 
@@ -79,9 +89,9 @@ def _check(result: int, what: str, path: str | None = None) -> int:
 
 
 def _syscall(name: str, *arguments: int | bytes) -> int:
-    numbers = _SYSCALLS.get(platform.machine())
+    numbers = _SYSCALLS.get(os.uname().machine)
     if numbers is None:
-        raise OSError(errno.ENOSYS, f"{name}: no system call numbers for {platform.machine()}")
+        raise OSError(errno.ENOSYS, f"{name}: no system call numbers for {os.uname().machine}")
     return _check(_libc.syscall(numbers[name], *arguments), name)
 
 
@@ -228,9 +238,8 @@ def reset_signals() -> None:
     """Give the dispositions a new program expects: Python ignores SIGPIPE and SIGXFSZ, programs do
     not.
     """
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        if signal.getsignal(number) not in (signal.SIG_DFL, None):
-            signal.signal(number, signal.SIG_DFL)
+    for number in _CHANGED_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 

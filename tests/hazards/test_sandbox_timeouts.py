@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 
-from minisandbox.sandbox import Sandbox
+import pytest
+
+from minisandbox.sandbox import Sandbox, capture
 
 #: Three levels, each in a session of its own, deaf to SIGTERM, daemonized, with a heartbeat.
 STUBBORN = """
@@ -65,7 +67,8 @@ def test_stopped_trees_end_too(start) -> None:
     assert b"sleep" not in box.run("ps -eo comm").stdout
 
 
-def test_a_command_that_stops_its_own_monitor(start) -> None:
+def test_a_command_that_stops_its_own_monitor(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "KILL_PATIENCE", 2.0)
     box = start()
     started = time.monotonic()
     result = box.run("kill -STOP $PPID; sleep 1000", timeout=0.5)

@@ -16,10 +16,13 @@ import select
 import socket
 import struct
 import termios
-from typing import Any, NoReturn
 
 from minisandbox import linux
 from minisandbox.sandbox import accounts, processes, transfer, wire
+
+TYPE_CHECKING = False  # the typing module costs every start some milliseconds
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
 
 #: Where the text of a script is found by the shell. A number no script uses for a redirection of
 #: its own.

@@ -16,9 +16,12 @@ import errno
 import os
 import socket
 import stat
-from typing import Any
 
 from minisandbox import linux
+
+TYPE_CHECKING = False  # the typing module costs every start some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
 
 #: Sizes of the private memory file systems; memory is only used when files are written.
 TMP_SIZE = "4g"

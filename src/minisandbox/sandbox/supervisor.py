@@ -17,10 +17,13 @@ import select
 import signal
 import socket
 import sys
-from typing import Any
 
 from minisandbox import linux, removal
 from minisandbox.sandbox import init, rootfs, scratch, wire
+
+TYPE_CHECKING = False  # the typing module costs every start some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
 
 _NAMESPACES = (
     linux.CLONE_NEWNS

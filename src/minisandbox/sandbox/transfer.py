@@ -10,9 +10,12 @@ import errno
 import os
 import socket
 import stat
-from typing import Any
 
 from minisandbox.sandbox import trees, wire
+
+TYPE_CHECKING = False  # the typing module costs every start some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
 
 
 def serve(request: dict[str, Any], channel: socket.socket, files: list[int]) -> None:

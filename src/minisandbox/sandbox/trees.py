@@ -14,7 +14,10 @@ import errno
 import os
 import stat
 import struct
-from typing import BinaryIO
+
+TYPE_CHECKING = False  # the typing module costs every start some milliseconds
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 #: kind, length of the name, mode, size of the content (of the target for a link), mtime in
 #: nanoseconds.

@@ -14,7 +14,10 @@ import marshal
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any
+
+TYPE_CHECKING = False  # the typing module costs every start some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
 
 _MAX_PACKET = 64 * 1024
 _MAX_FDS = 8

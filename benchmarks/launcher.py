@@ -1,0 +1,100 @@
+"""Time to start a sandbox and to run a command in it, beside bubblewrap.
+
+    python benchmarks/launcher.py [--rounds N]
+
+Each row is measured by alternating with the others, so that a busy moment of the machine hits all.
+Peers that are not installed are left out. bubblewrap has no way into a running sandbox, so each of
+its commands is a start; it does not mount an overlay (Debian 12's cannot), set up loopback names,
+or reap for a PID 1 of its own beyond its trivial one: its row is the floor for a program in C that
+does less. Nothing is written outside a temporary directory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from minisandbox import idmap
+from minisandbox.sandbox import Sandbox
+
+BUBBLEWRAP = [
+    *("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--uid", "0", "--gid", "0"),
+    *("--ro-bind", "/usr", "/usr", "--symlink", "usr/bin", "/bin", "--symlink", "usr/lib", "/lib"),
+    *("--symlink", "usr/lib64", "/lib64", "--ro-bind", "/etc/passwd", "/etc/passwd"),
+    *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--dir", "/root"),
+]
+
+
+def bubblewrap() -> None:
+    """Start, run one program, end."""
+    done = subprocess.run(
+        [*BUBBLEWRAP, "echo", "x"], stdin=subprocess.DEVNULL, capture_output=True, check=True
+    )
+    assert done.stdout == b"x\n"
+
+
+def milliseconds(action: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    started = time.perf_counter()
+    action()
+    return (time.perf_counter() - started) * 1000
+
+
+def measure(scratch: Path, layer: Path, rounds: int) -> dict[str, list[float]]:
+    """All rows, each with ``rounds`` values in milliseconds."""
+    rows: dict[str, list[float]] = {
+        "minisandbox: start to first output": [],
+        "minisandbox: command, argv": [],
+        "minisandbox: command, bash script": [],
+        "minisandbox: close": [],
+    }
+    peers: dict[str, Callable[[], None]] = {}
+    if shutil.which("bwrap"):
+        peers["bubblewrap: start to first output (= command)"] = bubblewrap
+    rows.update({name: [] for name in peers})
+    boxes: list[Sandbox] = []
+
+    def start() -> None:
+        boxes.append(Sandbox.start([layer], scratch=scratch))
+        assert boxes[-1].run(["echo", "x"]).stdout == b"x\n"
+
+    start()  # the skeleton is built once for a scratch directory
+    boxes.pop().close()
+    for _ in range(rounds):
+        rows["minisandbox: start to first output"].append(milliseconds(start))
+        box = boxes.pop()
+        box.run(["echo", "x"])
+        rows["minisandbox: command, argv"].append(milliseconds(lambda box=box: box.run(["echo", "x"])))
+        rows["minisandbox: command, bash script"].append(milliseconds(lambda box=box: box.run("echo x")))
+        rows["minisandbox: close"].append(milliseconds(box.close))
+        for name, action in peers.items():
+            rows[name].append(milliseconds(action))
+    return rows
+
+
+def main() -> None:
+    """Print one Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=100)
+    options = parser.parse_args()
+    mapped = idmap.current()
+    with tempfile.TemporaryDirectory(prefix="launcher-") as name:
+        layer, scratch = Path(name, "layer"), Path(name, "scratch")
+        (layer / "testbed").mkdir(parents=True)
+        scratch.mkdir()
+        rows = measure(scratch, layer, options.rounds)
+    print(f"Id map: {mapped.kind}; {options.rounds} rounds; milliseconds of wall time.\n")
+    print("| what | fastest | median | 95th percentile |\n|---|---|---|---|")
+    for row, values in rows.items():
+        late = sorted(values)[int(len(values) * 0.95)]
+        print(f"| {row} | {min(values):.1f} | {statistics.median(values):.1f} | {late:.1f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""What this host lets a sandbox do, found by doing it.
+
+A kernel that mounts an overlay may still refuse to remove a lower directory through it, so reading
+versions and settings is not enough: a sandbox is started, and each promise is tried inside. Backs
+`minisandbox doctor`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from minisandbox.errors import HostUnsupported, MiniSandboxError
+from minisandbox.idmap import IdMap, call_mapped, current, remove_tree
+from minisandbox.sandbox.client import Sandbox
+from minisandbox.sandbox.profile import Profile
+
+#: mount_setattr(2), with which inherited mounts are made read-only.
+KERNEL_FLOOR = (5, 12)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One promise: whether it holds here, what was seen, and what to do where it does not."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+
+
+#: Name, script that must end with 0, and what a failure means.
+_PROMISES = (
+    (
+        "overlay: copy-up",
+        "echo x >> /testbed/low",
+        "the scratch file system cannot hold an upper directory",
+    ),
+    (
+        "overlay: whiteout",
+        "rm /testbed/gone && test ! -e /testbed/gone",
+        "files of layers cannot be deleted; choose another scratch directory",
+    ),
+    (
+        "overlay: opaque directory",
+        'rm -r /testbed/dir && mkdir /testbed/dir && test -z "$(ls -A /testbed/dir)"',
+        "the scratch file system keeps no extended attributes (tmpfs does since Linux 6.6)",
+    ),
+    (
+        "overlay: moving a directory",
+        "mv /testbed/moves /testbed/moved && test -e /testbed/moved/a",
+        "directories of layers cannot be moved; choose another scratch directory",
+    ),
+    (
+        "own processes only",
+        'test -d /proc/1 && test "$(ls -d /proc/[0-9]* | wc -l)" -lt 20',
+        "/proc shows processes of the host",
+    ),
+    (
+        "loopback IPv4",
+        "python3 -c \"import socket; socket.create_server(('127.0.0.1', 0))\"",
+        "tests that open local servers fail",
+    ),
+    (
+        "loopback IPv6",
+        "python3 -c \"import socket; socket.create_server(('::1', 0), family=10)\"",
+        "IPv6 is switched off; tests that use ::1 fail",
+    ),
+    ("terminals", "script -qc true /dev/null", "tests that open a terminal fail"),
+    (
+        "shared memory",
+        'test "$(stat -c %a /dev/shm)" = 1777 && echo x > /dev/shm/x',
+        "multiprocessing fails",
+    ),
+)
+
+
+def probe(scratch: Path | None = None) -> list[Check]:
+    """Try everything a sandbox needs with the caller's best id map; never raises for a host's
+    refusal.
+
+    ``scratch`` is where sandboxes would keep their files (a temporary directory unless given):
+    whether it can hold an overlay's upper directory is part of the answer.
+    """
+    checks = [_kernel(), _id_map(current())]
+    directory = Path(tempfile.mkdtemp(prefix="probe-", dir=scratch))
+    try:
+        checks.extend(_promises(directory, current()))
+    finally:
+        remove_tree(directory, current())
+    return checks
+
+
+def _kernel() -> Check:
+    release = os.uname().release
+    numbers = re.match(r"(\d+)\.(\d+)", release)
+    ok = bool(numbers) and (int(numbers[1]), int(numbers[2])) >= KERNEL_FLOOR
+    needed = ".".join(map(str, KERNEL_FLOOR))
+    return Check(
+        "kernel", ok, f"Linux {release}", "" if ok else f"Linux {needed} or later is needed"
+    )
+
+
+def _id_map(idmap: IdMap) -> Check:
+    if idmap.kind == "single":
+        found = shutil.which("newuidmap", path="/usr/bin:/bin:/usr/sbin:/sbin")
+        remedy = (
+            f"for more ids: give {os.geteuid()} {idmap.count + 65_535} ids in /etc/subuid and /etc/subgid"
+            f"{'' if found else ' and install newuidmap (package uidmap or shadow-utils)'}"
+        )
+        return Check("ids", True, "only id 0 inside: chown and su to other users fail", remedy)
+    origin = "a range that root takes" if idmap.kind == "root" else "the range in /etc/subuid"
+    return Check("ids", True, f"{idmap.count} ids inside, from {origin}")
+
+
+def _write_layer(root: Path, owner: tuple[int, int] | None) -> None:
+    for name in ("testbed/low", "testbed/gone", "testbed/dir/a", "testbed/moves/a"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("x")
+    if owner is not None:
+        for path in (root, *root.rglob("*")):
+            os.chown(path, *owner)
+
+
+def _promises(directory: Path, idmap: IdMap) -> list[Check]:
+    layer, scratch = directory / "layer", directory / "scratch"
+    owner = (idmap.host_uid(0), idmap.host_gid(0)) if idmap.kind == "root" else None
+    scratch.mkdir()
+    try:
+        call_mapped(idmap, partial(_write_layer, layer, owner))
+        with Sandbox.start([layer], scratch=scratch, idmap=idmap, profile=Profile()) as box:
+            checks = [Check("namespaces, overlay, /proc, /dev", True, "a sandbox starts")]
+            for name, script, meaning in _PROMISES:
+                result = box.run(script, timeout=30)
+                seen = (
+                    result.stderr_text.strip().splitlines() or [f"ended with {result.exit_code}"]
+                )[-1]
+                remedy = "" if result.ok else meaning
+                checks.append(Check(name, result.ok, "works" if result.ok else seen, remedy))
+            return checks
+    except HostUnsupported as error:
+        return [Check(error.mechanism, False, error.reason, error.remedy)]
+    except (MiniSandboxError, OSError) as error:
+        return [Check("starting a sandbox", False, str(error), "see the reason given")]

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minisandbox.errors import HostUnsupported, InvalidInput
+from minisandbox.sandbox import launch, refusals
+from minisandbox.sandbox.base import base_identity
+from minisandbox.sandbox.probe import probe
+
+
+def test_every_promise_is_tried_here(tmp_path: Path) -> None:
+    checks = probe(tmp_path)
+    assert [check for check in checks if not check.ok] == []
+    assert len(checks) > 10
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_host_that_refuses_is_a_failed_check_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise refusals.explain("overlay", errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr("minisandbox.sandbox.client.launch", refuse)
+    failed = [check for check in probe(tmp_path) if not check.ok]
+    assert [check.name for check in failed] == ["an overlay of the layers"]
+    assert "choose another scratch directory" in failed[0].remedy
+
+
+REFUSALS = [
+    ("namespaces", errno.ENOSPC, "not about disk space"),
+    ("namespaces", errno.EINVAL, "CONFIG_USER_NS"),
+    ("namespaces", errno.EPERM, "seccomp"),
+    ("overlay", errno.EPERM, "5.11"),
+    ("proc", errno.EPERM, "systempaths=unconfined"),
+    ("binds", errno.ENOSYS, "5.12"),
+    ("root", errno.EINVAL, "initial ram file system"),
+    ("something new", errno.EIO, "doctor"),
+]
+
+
+@pytest.mark.parametrize(("step", "number", "text"), REFUSALS)
+def test_refusals_say_what_to_do(
+    step: str, number: int, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "_sysctl", lambda name: "")
+    error = refusals.explain(step, number, os.strerror(number))
+    assert isinstance(error, HostUnsupported)
+    assert text in str(error)
+
+
+BLOCKERS = [
+    ("kernel.unprivileged_userns_clone", "0"),
+    ("user.max_user_namespaces", "0"),
+    ("kernel.apparmor_restrict_unprivileged_userns", "1"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BLOCKERS)
+def test_the_setting_that_forbids_namespaces_is_named(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refusals, "_sysctl", lambda asked: value if asked == name else "")
+    assert name in str(refusals.explain("namespaces", errno.EPERM, "Operation not permitted"))
+
+
+def test_too_many_layers_and_spoilt_layers_are_the_callers_problem() -> None:
+    assert isinstance(refusals.explain("overlay", errno.E2BIG, "x"), InvalidInput)
+    assert isinstance(refusals.explain("proc", errno.ENOTDIR, "x"), InvalidInput)
+
+
+def test_base_identity_is_complete_and_stable() -> None:
+    identity = base_identity()
+    assert set(identity) == {"kind", "os", "os_version", "libc", "arch", "packages"}
+    assert all(identity.values())
+    base_identity.cache_clear()
+    assert base_identity() == identity
+
+
+def test_the_supervisor_loads_no_module_it_does_not_need() -> None:
+    program = launch._BOOTSTRAP.replace(
+        "import main\nmain()", "import main\nprint(*sorted(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, str(Path(launch.__file__).parents[2])],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    heavy = {"re", "typing", "dataclasses", "pathlib", "json", "subprocess", "inspect"}
+    assert not heavy & set(done.stdout.split())
