@@ -41,6 +41,7 @@ SHARED = frozenset(
         "checkout",
         "config",
         "dataset",
+        "dropping",
         "gitindex",
         "package_index",
         "recipes",
