@@ -1,8 +1,8 @@
 """Files and directories that are either whole or absent, and locks that die with their holder.
 
-Everything the project writes goes through here: beside, fsync, rename. Locks are ``flock`` on a file that
-is never removed (unlinking a locked file splits waiters across inodes), so a killed process leaves no
-stale lock and a recycled pid cannot matter.
+Everything the project writes goes through here: beside, fsync, rename. Locks are ``flock`` on a
+file that is never removed (unlinking a locked file splits waiters across inodes), so a killed
+process leaves no stale lock and a recycled pid cannot matter.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def fsync_directory(path: Path) -> None:
 
 
 @contextmanager
-def replacing(path: Path, *, mode: int = 0o644) -> Iterator[Path]:
+def replacing(path: Path, *, mode: int = 0o644) -> Generator[Path]:
     """Yield a sibling path to write; on success it becomes ``path``, on any error it is removed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, name = tempfile.mkstemp(prefix=f".{path.name[:40]}.", suffix=".tmp", dir=path.parent)
@@ -68,7 +68,7 @@ def write_if_changed(path: Path, data: bytes) -> bool:
 
 
 @contextmanager
-def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
+def locked(path: Path, *, shared: bool = False) -> Generator[None]:
     """Hold ``flock`` on ``path`` (created, never removed) for the length of the block."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -82,10 +82,12 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[None]:
 def ensure_directory(target: Path, lock: Path, fill: Callable[[Path], None]) -> bool:
     """Make ``target`` by filling a sibling and renaming it; returns whether this call made it.
 
-    Process A fills while B waits on ``lock``; B then finds the finished directory. If A is killed, the
-    kernel drops its lock, and B starts over in a sibling of its own: a half-filled directory never bears
-    the final name. ``fill`` receives a path that does not exist yet and must create it; it also cleans up
-    what it made when it raises.
+    Process A fills while B waits on ``lock``; B then finds the finished directory. If A is killed,
+    the kernel drops its lock, and B starts over in a sibling of its own: a half-filled directory
+    never bears the final name. ``fill`` receives a path that does not exist yet and must create it;
+    it also cleans up what it made when it raises.
+
+
     """
     if target.is_dir():
         return False
@@ -93,7 +95,9 @@ def ensure_directory(target: Path, lock: Path, fill: Callable[[Path], None]) -> 
         if target.is_dir():
             return False
         target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{target.name[:40]}.", suffix=".tmp", dir=target.parent))
+        work = Path(
+            tempfile.mkdtemp(prefix=f".{target.name[:40]}.", suffix=".tmp", dir=target.parent)
+        )
         work.rmdir()
         fill(work)
         os.rename(work, target)

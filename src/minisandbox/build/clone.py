@@ -106,7 +106,7 @@ def _update(plan: RepositoryPlan, mirror: Path) -> None:
         repo.git.update_environment(**_environment())
         repo.git.remote("set-url", "origin", plan.url)
         with _Progress(f"fetch {plan.repo}") as progress:
-            repo.remote("origin").fetch(progress=progress.update, prune=True)
+            repo.remote("origin").fetch(progress=progress, prune=True)
     except git.GitCommandError as error:
         raise _clone_failed(plan, error) from None
     finally:
@@ -171,10 +171,11 @@ def _from_releases(plan: RepositoryPlan) -> CloneRecord:
     )
 
 
-class _Progress:
+class _Progress(git.RemoteProgress):
     """A tqdm bar over git's own progress."""
 
     def __init__(self, title: str) -> None:
+        super().__init__()
         self._bar = tqdm(desc=title, unit="obj", mininterval=1.0, leave=False)
 
     def __enter__(self) -> _Progress:
@@ -184,9 +185,14 @@ class _Progress:
         self._bar.close()
 
     def update(
-        self, _op: int, count: str | float, limit: str | float | None = None, _message: str = ""
+        self,
+        op_code: int,  # noqa: ARG002 - the signature is GitPython's
+        cur_count: str | float,
+        max_count: str | float | None = None,
+        message: str = "",  # noqa: ARG002
     ) -> None:
-        if limit:
-            self._bar.total = int(float(limit))
-        self._bar.n = int(float(count))
+        """Called by GitPython for each line of progress."""
+        if max_count:
+            self._bar.total = int(float(max_count))
+        self._bar.n = int(float(cur_count))
         self._bar.refresh()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -126,7 +126,7 @@ def _build(
 @contextmanager
 def _workshop(
     plan: EnvironmentPlan, interpreter: InterpreterRecord, store: Store, log: Path
-) -> Iterator[Workshop]:
+) -> Generator[Workshop]:
     from uv import find_uv_bin
 
     assert interpreter.layer is not None

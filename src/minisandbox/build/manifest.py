@@ -4,6 +4,10 @@ Always runs: what failed is a row like any other. Parquet for pandas and ``datas
 for the runtime and plain Python, with the same fields.
 """
 
+# pyarrow and datasets come without types; what crosses the border is checked by the codec.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+
 from __future__ import annotations
 
 import json

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from minisandbox import atomic, keys
 from minisandbox.build.config import Config, DatasetConfig, parse_config
@@ -345,11 +345,8 @@ def _plan_environments(
 def _write(folder: Path, shards: Mapping[str, Any]) -> None:
     """Write what changed and remove shards of an earlier plan, whose jobs no longer exist."""
     for name, shard in shards.items():
-        value = (
-            [codec.encode(item) for item in shard]
-            if isinstance(shard, list)
-            else codec.encode(shard)
-        )
+        many = cast("list[Any]", shard) if isinstance(shard, list) else None
+        value = codec.encode(shard) if many is None else [codec.encode(item) for item in many]
         text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
         atomic.write_if_changed(folder / name, text.encode("utf-8"))
     for old in folder.rglob("*.json"):

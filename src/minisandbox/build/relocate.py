@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from typing import Iterable  # noqa: UP035 - valid for Python 3.6
 
 VERSION = "{}.{}".format(*sys.version_info[:2])
 SKIPPED = {
@@ -25,7 +26,7 @@ SKIPPED = {
 KEPT_TESTS = {"__init__.py", "support", "libregrtest"}
 
 
-def ignore(folder, names):
+def ignore(folder: str, names: list[str]) -> list[str]:
     """What of a directory of the installation stays behind."""
     skipped = [
         n
@@ -39,7 +40,7 @@ def ignore(folder, names):
     return skipped
 
 
-def merge(source, target):
+def merge(source: str, target: str) -> None:
     """``shutil.copytree`` into a directory that may exist (its ``dirs_exist_ok`` is of
     Python 3.8).
     """
@@ -56,9 +57,9 @@ def merge(source, target):
             shutil.copy2(origin, copy)
 
 
-def linked_libraries(binaries, prefix):
+def linked_libraries(binaries: Iterable[str], prefix: str) -> list[tuple[str, str]]:
     """Shared libraries below ``prefix`` that the binaries load, as ``(name, path)``."""
-    found = {}
+    found: dict[str, str] = {}
     for binary in binaries:
         done = subprocess.Popen(["ldd", binary], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         for line in done.communicate()[0].decode("utf-8", "replace").splitlines():
@@ -68,7 +69,7 @@ def linked_libraries(binaries, prefix):
     return sorted(found.items())
 
 
-def extensions(folder):
+def extensions(folder: str) -> list[str]:
     """Extension modules in a directory."""
     if not os.path.isdir(folder):
         return []
@@ -77,7 +78,7 @@ def extensions(folder):
     ]
 
 
-def rewrite(root, old, new):
+def rewrite(root: str, old: str, new: str) -> None:
     """Put the new prefix where build-time files name the old one."""
     for folder, _, names in os.walk(root):
         for name in names:
@@ -94,7 +95,7 @@ def rewrite(root, old, new):
                     file.write(changed)
 
 
-def find_own_libraries(new, old):
+def find_own_libraries(new: str, old: str) -> None:
     """Where a binary looks for its libraries below the old prefix, let it look beside itself.
 
     Without this a copy whose library is not found may run with the system's: another Python,
@@ -112,13 +113,13 @@ def find_own_libraries(new, old):
                 subprocess.check_call(["patchelf", "--set-rpath", origin, path])
 
 
-def is_elf(path):
+def is_elf(path: str) -> bool:
     """Whether a file is a program or a shared library."""
     with open(path, "rb") as file:
         return file.read(4) == b"\x7fELF"
 
 
-def main():
+def main() -> None:
     """Copy executable, standard library, headers, and libraries from below the old prefix."""
     new, old = sys.argv[1], sys.argv[2]
     prefix = os.path.realpath(sys.base_prefix)

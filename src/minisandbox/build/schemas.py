@@ -2,6 +2,10 @@
 editors.
 """
 
+# pyarrow and datasets come without types; what crosses the border is checked by the codec.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
+
 from __future__ import annotations
 
 import dataclasses

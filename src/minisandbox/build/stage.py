@@ -215,7 +215,7 @@ def _holds(record: Record, inputs: str, store: Store | None) -> bool:
 
 def layers_of(record: Any) -> list[LayerRef]:
     """Every layer a record names."""
-    layers = list(getattr(record, "layers", ()))
+    layers: list[LayerRef] = list(getattr(record, "layers", ()))
     if (layer := getattr(record, "layer", None)) is not None:
         layers.append(layer)
     for inner in getattr(record, "instances", ()):

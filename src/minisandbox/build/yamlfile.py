@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -33,9 +33,10 @@ def plain(value: Any) -> Any:
     it.
     """
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        mapping = cast("dict[Any, Any]", value)
+        return {str(key): plain(item) for key, item in mapping.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in cast("list[Any]", value)]
     if isinstance(value, datetime.date):
         return value.isoformat()
     return value

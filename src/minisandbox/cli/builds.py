@@ -8,15 +8,16 @@ import argparse
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
+from minisandbox.cli.subparsers import Subparsers
 from minisandbox.errors import EXIT_OK, InvalidInput, MiniSandboxError
 
 if TYPE_CHECKING:
     from minisandbox.build.stage import Ended
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: Subparsers) -> None:
     """Register the commands of this module."""
     plan = commands.add_parser(
         "plan", help="make the plan of a configuration and print what it holds"
@@ -68,7 +69,7 @@ def make_plan(arguments: argparse.Namespace) -> int:
     config = read_yaml(arguments.config)
     if not isinstance(config, dict):
         raise InvalidInput(str(arguments.config), "is not a mapping")
-    index = ensure_plan(config, [str(arguments.config)])
+    index = ensure_plan(cast("dict[str, Any]", config), [str(arguments.config)])
     batches = sum(len(entry.batches) for entry in index.environments.values())
     print(
         f"{index.instances} instances of {len(index.repos)} repositories "

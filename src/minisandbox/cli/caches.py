@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minisandbox.cli.subparsers import Subparsers
 from minisandbox.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, InvalidInput
 from minisandbox.records import codec
 from minisandbox.records.manifest import ManifestRow
@@ -26,7 +27,7 @@ _LOADER_FIELDS = (
 )
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: Subparsers) -> None:
     """Register the commands of this module."""
     ls = commands.add_parser("ls", help="list the instances of a cache")
     _cache_option(ls)

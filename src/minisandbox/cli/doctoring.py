@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 
+from minisandbox.cli.subparsers import Subparsers
 from minisandbox.errors import EXIT_FAILED, EXIT_OK
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: Subparsers) -> None:
     """Register the commands of this module."""
     doctor = commands.add_parser("doctor", help="check what this host offers the sandbox")
     doctor.set_defaults(function=check_host)

@@ -6,10 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from minisandbox.cli.subparsers import Subparsers
 from minisandbox.errors import EXIT_OK, InvalidInput
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: Subparsers) -> None:
     """Register the commands of this module."""
     records = commands.add_parser(
         "records", help="list the records of the stages, or drop some to run them again"

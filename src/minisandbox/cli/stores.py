@@ -6,10 +6,11 @@ import argparse
 from pathlib import Path
 
 from minisandbox.cli.caches import readable_size
+from minisandbox.cli.subparsers import Subparsers
 from minisandbox.errors import EXIT_FAILED, EXIT_OK, InvalidInput
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_commands(commands: Subparsers) -> None:
     """Register the commands of this module."""
     store = commands.add_parser("store", help="check the packed layers of a cache")
     verbs = store.add_subparsers(dest="verb", metavar="VERB", required=True)

@@ -57,12 +57,14 @@ def _decode(expected: Any, data: Any, where: str) -> Any:
     if origin in (tuple, list):
         if not isinstance(data, list):
             raise InvalidInput(where, f"is {type(data).__name__}", "expected a list")
-        items = [_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(data)]
+        values = typing.cast("list[Any]", data)
+        items = [_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(values)]
         return tuple(items) if origin is tuple else items
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         if not isinstance(data, dict):
             raise InvalidInput(where, f"is {type(data).__name__}", "expected a mapping")
-        return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in data.items()}
+        mapping = typing.cast("dict[str, Any]", data)
+        return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in mapping.items()}
     if expected is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if not isinstance(data, expected) or (expected is int and isinstance(data, bool)):
@@ -75,17 +77,18 @@ def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
         raise InvalidInput(
             where, f"is {type(data).__name__}", f"expected a mapping ({cls.__name__})"
         )
+    mapping = typing.cast("dict[str, Any]", data)
     hints = _hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    unknown = sorted(set(data) - set(fields))
+    unknown = sorted(set(mapping) - set(fields))
     if unknown:
         raise InvalidInput(
             f"{where}: key {unknown[0]!r}", "is unknown", f"known keys: {', '.join(fields)}"
         )
     values: dict[str, Any] = {}
     for name, field in fields.items():
-        if name in data:
-            values[name] = _decode(hints[name], data[name], f"{where}.{name}")
+        if name in mapping:
+            values[name] = _decode(hints[name], mapping[name], f"{where}.{name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise InvalidInput(f"{where}: key {name!r}", "is missing")
     return cls(**values)

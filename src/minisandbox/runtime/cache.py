@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from minisandbox.errors import InstanceUnavailable, InstanceUnknown, InvalidInput
 from minisandbox.records import codec
@@ -157,4 +157,4 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
         raise InvalidInput(where, f"is not JSON ({error})", "build the manifest again") from None
     if not isinstance(data, dict):
         raise InvalidInput(where, "is not an object", "build the manifest again")
-    return data
+    return cast("dict[str, Any]", data)
