@@ -1,8 +1,8 @@
 """The error tree of the project.
 
-Each class keeps the facts as attributes and builds its own sentence: what failed, on what, what to do.
-The library raises; only ``minisandbox.cli`` prints and exits. Kernel refusals that no one can add a
-fact to stay ``OSError``. Imports nothing of the project.
+Each class keeps the facts as attributes and builds its own sentence: what failed, on what, what to
+do. The library raises; only ``minisandbox.cli`` prints and exits. Kernel refusals that no one can
+add a fact to stay ``OSError``. Imports nothing of the project.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ class MiniSandboxError(Exception):
 class InvalidInput(MiniSandboxError):
     """Something a person wrote (config, dataset, recipe, argument) cannot be used.
 
-    ``where`` names file, row and key; ``problem`` is a clause; ``remedy`` tells what to write instead.
+    ``where`` names file, row and key; ``problem`` is a clause; ``remedy`` tells what to write
+    instead.
+
+
     """
 
     exit_code = EXIT_USAGE
@@ -152,8 +155,10 @@ class PatchFailed(MiniSandboxError):
 class StageFailed(MiniSandboxError):
     """A pipeline stage cannot produce its result; it ends as a failed record, not as an exit code.
 
-    ``kind`` is one of ``minisandbox.records.stages.FAILURE_KINDS``. ``transient`` says that trying again
-    may help, and makes every attempt but the last exit with 75 instead of writing the record.
+    ``kind`` is one of ``minisandbox.records.stages.FAILURE_KINDS``. ``transient`` says that trying
+    again may help, and makes every attempt but the last exit with 75 instead of writing the record.
+
+
     """
 
     def __init__(self, kind: str, message: str, *, hint: str = "", transient: bool = False) -> None:

@@ -1,6 +1,7 @@
 """Digests, keys and slugs: how content and configuration get their names.
 
-A key is the SHA-256 of a canonical JSON text, so that it can be recomputed by anyone who reads the record.
+A key is the SHA-256 of a canonical JSON text, so that it can be recomputed by anyone who reads the
+record.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 def canonical_json(value: Any) -> bytes:
     """``value`` as JSON with sorted keys and no blanks: equal values give equal bytes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
+        "utf-8"
+    )
 
 
 def digest_of(value: Any) -> str:
@@ -24,7 +27,9 @@ def digest_of(value: Any) -> str:
 
 
 def hex_of(digest: str) -> str:
-    """The hex part of ``sha256:<hex>``; raises ``ValueError`` for anything else (it becomes a path)."""
+    """The hex part of ``sha256:<hex>``; raises ``ValueError`` for anything else (it becomes a
+    path).
+    """
     algorithm, _, value = digest.partition(":")
     if algorithm != "sha256" or not re.fullmatch(r"[0-9a-f]{64}", value):
         raise ValueError(f"not a sha256 digest: {digest!r}")
@@ -32,7 +37,9 @@ def hex_of(digest: str) -> str:
 
 
 def slug(text: str) -> str:
-    """``text`` as one safe path component: ``owner/name`` becomes ``owner__name``, other bytes ``-``."""
+    """``text`` as one safe path component: ``owner/name`` becomes ``owner__name``, other bytes
+    ``-``.
+    """
     safe = _UNSAFE.sub("-", text.replace("/", "__")).strip("-.")
     return safe or "unnamed"
 
