@@ -86,8 +86,6 @@ def ensure_directory(target: Path, lock: Path, fill: Callable[[Path], None]) -> 
     the kernel drops its lock, and B starts over in a sibling of its own: a half-filled directory
     never bears the final name. ``fill`` receives a path that does not exist yet and must create it;
     it also cleans up what it made when it raises.
-
-
     """
     if target.is_dir():
         return False

@@ -29,8 +29,6 @@ class InvalidInput(MiniSandboxError):
 
     ``where`` names file, row and key; ``problem`` is a clause; ``remedy`` tells what to write
     instead.
-
-
     """
 
     exit_code = EXIT_USAGE
@@ -157,8 +155,6 @@ class StageFailed(MiniSandboxError):
 
     ``kind`` is one of ``minisandbox.records.stages.FAILURE_KINDS``. ``transient`` says that trying
     again may help, and makes every attempt but the last exit with 75 instead of writing the record.
-
-
     """
 
     def __init__(self, kind: str, message: str, *, hint: str = "", transient: bool = False) -> None:

@@ -123,8 +123,6 @@ def make(
     Raises the error itself if it is transient and attempts are left, and for ``KeyboardInterrupt``.
     This is the one place below the command line that catches everything: a bug in one stage must
     not stop the rest.
-
-
     """
     clock = Clock()
     try:

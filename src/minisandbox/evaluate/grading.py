@@ -72,8 +72,6 @@ def derive_lists(before: Statuses, after: Statuses) -> tuple[tuple[str, ...], tu
 
     A test that is missing before (its module could not be imported, or it is new) and passes after
     belongs to FAIL_TO_PASS, as in SWE-bench.
-
-
     """
     passing = sorted(name for name, status in after.items() if status in PASSING)
     fail_to_pass = tuple(name for name in passing if before.get(name) not in PASSING)

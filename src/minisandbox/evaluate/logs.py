@@ -44,8 +44,6 @@ def parse_pytest(log: str) -> dict[str, Status]:
     Only lines after the last summary header count: with ``-rA`` the captured output of passing
     tests comes before it and may hold anything. Skipped tests are reported there without their id,
     so they are absent.
-
-
     """
     lines = [_ANSI.sub("", line) for line in log.splitlines()]
     start = max((i for i, line in enumerate(lines) if _SUMMARY.match(line)), default=None)
@@ -81,8 +79,6 @@ def parse_unittest(log: str) -> dict[str, Status]:
 
     The word may come lines later, after a docstring or what the test printed; it belongs to the
     last test that was announced.
-
-
     """
     words = {
         "ok": Status.PASSED,

@@ -21,8 +21,6 @@ def patched_paths(patch: str) -> tuple[str, ...]:
 
     Names come from the ``---``/``+++`` and ``rename`` lines, and from ``diff --git`` for changes
     that have neither (an empty file, a mode, a binary).
-
-
     """
     paths: dict[str, None] = {}
     in_hunk = 0

@@ -15,8 +15,6 @@ class LayerRef:
     ``digest`` is ``sha256:<hex>`` of the *uncompressed* tar (an OCI diff_id); ``size`` is the bytes
     of the compressed file, ``unpacked_size`` the bytes of its regular files, ``files`` their
     number.
-
-
     """
 
     kind: LayerKind

@@ -70,8 +70,6 @@ class ManifestRow:
 
     ``test_env`` and ``extra`` (columns of the dataset that have no field here) are JSON text,
     because their keys differ from row to row and a column has one type.
-
-
     """
 
     schema: int

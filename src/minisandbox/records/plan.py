@@ -24,8 +24,6 @@ class Recipe:
     ``python`` is a minor version (``3.11``) or a version specifier (``>=3.11``). ``date``
     (``YYYY-MM-DD``, or empty) bounds the upload time of every package. Commands are shell text, run
     in the repository with the environment active.
-
-
     """
 
     name: str
@@ -51,8 +49,6 @@ class RepositoryPlan:
 
     ``revisions`` is a digest of the base commits in use: new rows make the clone stage look for
     them.
-
-
     """
 
     slug: str

@@ -83,8 +83,6 @@ class ReleaseRow:
 class CloneRecord(Record):
     """A bare mirror. Where it was made of releases, ``commits`` maps their versions to commits, and
     ``missing`` those that the index does not have to the reason.
-
-
     """
 
     repo: str = ""
@@ -149,8 +147,6 @@ class TestRun:
 
     ``fail_to_pass`` and ``pass_to_pass`` are ``(passed, total)``; ``failing`` names what did not
     pass (the first 100), ``passed``/``failed`` count everything the log reported.
-
-
     """
 
     patch: Literal["empty", "gold"]

@@ -85,8 +85,6 @@ class Cache:
         Raises ``InstanceUnknown``, ``InstanceUnavailable`` (its build failed), ``LayerMissing``,
         ``LayerDamaged`` or ``HostUnsupported``. An instance that was built but not validated as
         ``ok`` can still be materialized: the row's ``status`` says what is known of it.
-
-
         """
         row = self.row(instance_id)
         if not row.layers:

@@ -92,8 +92,6 @@ class Instance:
         Told against the recorded tree, by an index and objects that the inside cannot write:
         commits, resets or a deleted ``.git`` change nothing about it. Ignored files, and what the
         install step made, are not part of it.
-
-
         """
         return worktree.diff(self.sandbox, self.head_tree)
 
