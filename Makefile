@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 .PHONY: demo test check lint test-unit test-sandbox test-sandbox-user test-workflow plan clean help venv-build venv-dev
 
 demo: venv-build  ## build the embedded instances, validate them, list them
-	@snakemake --cores $(CORES) && minisandbox ls
+	@snakemake --cores $(CORES) && minisandbox ls --strict
 
 test: check test-sandbox $(AS_ROOT_ALSO) test-workflow  ## everything there is to check
 
