@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from minisandbox import idmap
@@ -70,8 +71,9 @@ def measure(scratch: Path, layer: Path, rounds: int) -> dict[str, list[float]]:
         rows["minisandbox: start to first output"].append(milliseconds(start))
         box = boxes.pop()
         box.run(["echo", "x"])
-        rows["minisandbox: command, argv"].append(milliseconds(lambda box=box: box.run(["echo", "x"])))
-        rows["minisandbox: command, bash script"].append(milliseconds(lambda box=box: box.run("echo x")))
+        argv, script = partial(box.run, ["echo", "x"]), partial(box.run, "echo x")
+        rows["minisandbox: command, argv"].append(milliseconds(argv))
+        rows["minisandbox: command, bash script"].append(milliseconds(script))
         rows["minisandbox: close"].append(milliseconds(box.close))
         for name, action in peers.items():
             rows[name].append(milliseconds(action))

@@ -155,7 +155,7 @@ def _may_map_root_range() -> bool:
             tuple(map(int, row.split()))
             for row in Path("/proc/self", name).read_text().splitlines()
         ]
-        if not any(a <= ROOT_BASE and ROOT_BASE + COUNT <= a + n for a, _, n in rows):
+        if not any(a <= ROOT_BASE and a + n >= ROOT_BASE + COUNT for a, _, n in rows):
             return False
     return True
 
@@ -180,9 +180,10 @@ def _subordinate(table: str, uid: int) -> int | None:
         return None
     for line in lines:
         fields = line.strip().split(":")
-        if len(fields) == 3 and fields[0] in names and fields[1].isdigit() and fields[2].isdigit():
-            if int(fields[2]) >= COUNT - 1:
-                return int(fields[1])
+        if len(fields) != 3 or fields[0] not in names or not "".join(fields[1:]).isdigit():
+            continue
+        if int(fields[2]) >= COUNT - 1:
+            return int(fields[1])
     return None
 
 
@@ -204,7 +205,7 @@ def call_mapped(idmap: IdMap, function: Callable[[], T]) -> T:
         os.close(read_end)
         try:
             answer = pickle.dumps((True, function()))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again in the parent
             answer = _pickled_error(error)
         with open(write_end, "wb") as pipe:
             pipe.write(answer)
@@ -251,7 +252,7 @@ def _pickled_error(error: BaseException) -> bytes:
         answer = pickle.dumps((False, error))
         pickle.loads(answer)  # some exceptions pickle but cannot be built again
         return answer
-    except Exception:
+    except Exception:  # noqa: BLE001 - pickling runs code of any class
         return pickle.dumps((False, ChildProcessError(f"{type(error).__name__}: {error}")))
 
 

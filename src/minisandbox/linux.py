@@ -330,7 +330,7 @@ def fork_mapped(
             set_parent_death_signal(signal.SIGKILL)  # only now: a change of ids clears it
             child()
             code = 0
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the process ends here
             log_exception(error)  # os._exit would lose it
         finally:
             os._exit(code)

@@ -185,7 +185,7 @@ def test_a_supervisor_that_cannot_even_begin_says_why(
     with pytest.raises(HostUnsupported, match="no luck"):
         start()
     monkeypatch.setattr(launch, "_BOOTSTRAP", "import time; time.sleep(1000)")
-    with pytest.raises(HostUnsupported, match="not ready after 0.5 s"):
+    with pytest.raises(HostUnsupported, match=r"not ready after 0\.5 s"):
         start(start_timeout=0.5)
     assert boxes(scratch) == []
 

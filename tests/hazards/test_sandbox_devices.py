@@ -1,4 +1,4 @@
-"""G7, G13, G14, and what programs expect of a machine: network, shared memory, terminals, temporary files."""
+"""G7, G13, G14: network, shared memory, terminals, temporary files as programs expect them."""
 
 from __future__ import annotations
 

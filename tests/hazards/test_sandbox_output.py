@@ -1,4 +1,4 @@
-"""E1, E3, E4, E5, E6, E8: a command's output can neither hang a caller, nor break it, nor get lost."""
+"""E1, E3, E4, E5, E6, E8: output can neither hang a caller, nor break it, nor get lost."""
 
 from __future__ import annotations
 
@@ -12,6 +12,14 @@ from minisandbox.sandbox import Sandbox
 #: Far below the minutes these have taken elsewhere, far above what a loaded machine needs.
 PROMPT = 15.0
 
+DOUBLE_FORK = """python3 -c '
+import os, time
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+time.sleep(1000)
+'; echo done"""
+
 BACKGROUND = [
     ("sleep 1000 & echo done", b"done\n", 0),
     ("setsid sleep 1000 & echo done", b"done\n", 0),
@@ -20,12 +28,7 @@ BACKGROUND = [
     ("(sleep 1000 & disown); echo done", b"done\n", 0),
     ("echo done; while :; do echo x; sleep 0.1; done & exit 3", b"done\n", 3),
     ("echo done; yes >&2 & exit 4", b"done\n", 4),
-    (
-        'python3 -c "import os, time\nif os.fork(): os._exit(0)\nos.setsid()\n'
-        'if os.fork(): os._exit(0)\ntime.sleep(1000)"; echo done',
-        b"done\n",
-        0,
-    ),
+    (DOUBLE_FORK, b"done\n", 0),
 ]
 
 

@@ -1,4 +1,4 @@
-"""E7, E11, E13: scripts mean what they mean to bash, their end depends on no prompt, orphans are reaped."""
+"""E7, E11, E13: scripts mean what bash says, end without a prompt, and orphans are reaped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ inner
 INNER
 OUTER
 """
-EXPECTED = 'it\'s "quoted" `not run` $HOME\ttab \\ backslash\nindented 3\ncase nested quotes\na\tb\ninner\n'
+EXPECTED = """\
+it's "quoted" `not run` $HOME\ttab \\ backslash
+indented 3
+case nested quotes
+a\tb
+inner
+"""
 
 
 def test_here_documents_quotes_and_functions(box: Sandbox) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 from minisandbox.errors import InvalidInput, SandboxFileError
-from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox import Sandbox, launch
+
+SOURCE = Path(launch.__file__).parents[2]
 
 EXIT_CODES = [
     ("true", 0),
@@ -126,6 +132,40 @@ def test_a_sandbox_outlives_the_thread_that_started_it(start) -> None:
     thread.join()
     time.sleep(0.2)
     assert started[0].run("echo here").stdout == b"here\n"
+
+
+HABITS = """
+import os, signal, sys
+from pathlib import Path
+os.umask(0o077)
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGCHLD])
+import resource
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
+held = [open("/dev/null") for _ in range(min(hard, 4096) - 200)]
+from minisandbox.idmap import current
+from minisandbox.sandbox import Sandbox, launch
+
+SOURCE = Path(launch.__file__).parents[2]
+with Sandbox.start([], scratch=Path(sys.argv[1])) as box:
+    user = "nobody" if current().count > 1 else None
+    script = "sh -c 'exit 3'; echo $?; ls / >/dev/null; kill -TERM $$"
+    result = box.run(script, user=user)
+    assert (result.stdout, result.exit_code) == (b"3\\n", 143), result
+    assert box.run("echo x", timeout=30).stdout == b"x\\n"
+"""
+
+
+def test_habits_of_the_client_do_not_reach_the_sandbox(scratch: Path) -> None:
+    """A strict umask, ignored children, blocked signals, descriptors above 1023 (for select)."""
+    done = subprocess.run(
+        [sys.executable, "-c", HABITS, str(scratch)],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("command", ["a\0b", [], ["a\0"]])

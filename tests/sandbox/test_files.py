@@ -122,8 +122,8 @@ def test_missing_sources_are_errors_that_name_them(box: Sandbox, tmp_path: Path)
         box.download("/root/missing", tmp_path / "x")
     with pytest.raises(FileNotFoundError):
         box.upload(tmp_path / "missing", "/root/x")
+    box.run("mkdir /root/odd && mkfifo /root/odd/fifo")
     with pytest.raises(SandboxFileError, match="fifo"):
-        box.run("mkdir /root/odd && mkfifo /root/odd/fifo")
         box.download("/root/odd", tmp_path / "odd")
 
 

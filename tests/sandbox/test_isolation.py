@@ -29,6 +29,8 @@ CLAIMS = [
     ("/usr is read-only", "! touch /usr/x 2>/dev/null"),
     ("/usr cannot be remounted", "! mount -o remount,rw /usr 2>/dev/null"),
     ("masks cannot be lifted", "! umount /proc/keys 2>/dev/null"),
+    ("nor from a nested namespace", "! unshare -rm umount /proc/keys 2>/dev/null"),
+    ("nor uncovered by a new /proc", "! unshare -rmpf mount -t proc none /mnt 2>/dev/null"),
     ("no file system can be mounted", "! mount -t tmpfs none /mnt 2>/dev/null"),
     ("nothing can be chrooted out of", "[ ! -e /proc/1/root/work ]"),
     ("modes of temporary directories", '[ "$(stat -c %a /tmp /dev/shm /var/tmp | uniq)" = 1777 ]'),

@@ -88,7 +88,7 @@ def test_the_supervisor_loads_no_module_it_does_not_need() -> None:
         "import main\nmain()", "import main\nprint(*sorted(sys.modules))"
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", program, str(Path(launch.__file__).parents[2])],
+        [sys.executable, "-I", "-S", "-c", program, launch._PACKAGE],
         check=True,
         capture_output=True,
         text=True,

@@ -37,7 +37,7 @@ def serve_inside(control: socket.socket, ids: int) -> None:
             return
         try:
             if fields[0] == "start":
-                pid = _start_monitor(control, wakeup, fds, ids)
+                pid = _start_monitor(wakeup, fds, ids)
                 if pid:
                     monitors[pid] = fields[1]
             elif fields[0] == "kill":
@@ -48,9 +48,7 @@ def serve_inside(control: socket.socket, ids: int) -> None:
                 os.close(fd)
 
 
-def _start_monitor(
-    control: socket.socket, wakeup: processes.ChildWakeup, fds: list[int], ids: int
-) -> int:
+def _start_monitor(wakeup: processes.ChildWakeup, fds: list[int], ids: int) -> int:
     try:
         pid = os.fork()
     except OSError as error:
@@ -64,7 +62,7 @@ def _start_monitor(
         linux.close_all_but((0, 1, 2, *fds))
         # A monitor outlives PID 1 for no moment: the kernel kills the whole namespace with it.
         command.serve_request(fds, ids)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - the process ends here
         linux.log_exception(error)  # os._exit would lose it; this is the log the client quotes
     finally:
         os._exit(1)

@@ -110,7 +110,7 @@ def _id_map(idmap: IdMap) -> Check:
     if idmap.kind == "single":
         found = shutil.which("newuidmap", path="/usr/bin:/bin:/usr/sbin:/sbin")
         remedy = (
-            f"for more ids: give {os.geteuid()} {idmap.count + 65_535} ids in /etc/subuid and /etc/subgid"
+            f"for more ids: give {os.geteuid()} 65536 of them in /etc/subuid and /etc/subgid"
             f"{'' if found else ' and install newuidmap (package uidmap or shadow-utils)'}"
         )
         return Check("ids", True, "only id 0 inside: chown and su to other users fail", remedy)
@@ -137,9 +137,8 @@ def _promises(directory: Path, idmap: IdMap) -> list[Check]:
             checks = [Check("namespaces, overlay, /proc, /dev", True, "a sandbox starts")]
             for name, script, meaning in _PROMISES:
                 result = box.run(script, timeout=30)
-                seen = (
-                    result.stderr_text.strip().splitlines() or [f"ended with {result.exit_code}"]
-                )[-1]
+                ended = f"ended with {result.exit_code}"
+                seen = (result.stderr_text.strip().splitlines() or [ended])[-1]
                 remedy = "" if result.ok else meaning
                 checks.append(Check(name, result.ok, "works" if result.ok else seen, remedy))
             return checks

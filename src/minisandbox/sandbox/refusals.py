@@ -37,7 +37,8 @@ def explain(step: str, number: int, detail: str) -> MiniSandboxError:
     if number == errno.ENOSPC and step in ("namespaces", "mounts"):
         return HostUnsupported(
             mechanism,
-            "a limit on the number of namespaces (or of mounts) is reached; this is not about disk space",
+            "a limit on the number of namespaces (or of mounts) is reached; "
+            "this is not about disk space",
             "raise user.max_*_namespaces and fs.mount-max with sysctl, or close sandboxes",
         )
     if step == "namespaces":
@@ -47,8 +48,8 @@ def explain(step: str, number: int, detail: str) -> MiniSandboxError:
     if step == "proc" and number == errno.EPERM:
         return HostUnsupported(
             mechanism,
-            "the /proc here is partly covered, so the kernel lets nobody mount another one (detail: "
-            f"{detail}); that is so inside containers",
+            f"{detail}: the /proc here is partly covered, as in containers, and then "
+            "the kernel lets nobody mount another one",
             "start the outer container with its /proc unmasked "
             "(`--security-opt systempaths=unconfined`), or run outside it",
         )
@@ -79,14 +80,14 @@ def _namespace_remedy(number: int) -> str:
     if _sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1":
         return (
             "AppArmor forbids it to this interpreter: ask for `sysctl -w "
-            "kernel.apparmor_restrict_unprivileged_userns=0`, or for an AppArmor profile with `userns,` for "
-            f"{os.path.realpath('/proc/self/exe')}"
+            "kernel.apparmor_restrict_unprivileged_userns=0`, or for an AppArmor profile with "
+            f"`userns,` for {os.path.realpath('/proc/self/exe')}"
         )
     if number == errno.EINVAL:
         return "the kernel was built without user namespaces (CONFIG_USER_NS)"
     return (
-        "no sysctl forbids it, so a seccomp filter or a security module does; inside a container start it "
-        "with `--security-opt seccomp=unconfined`"
+        "no sysctl forbids it, so a seccomp filter or a security module does; inside a container "
+        "start it with `--security-opt seccomp=unconfined`"
     )
 
 
@@ -95,9 +96,9 @@ def _overlay_remedy(number: int) -> str:
         return f"overlay in a user namespace needs Linux 5.11 or later (here: {platform.release()})"
     if number == errno.EINVAL:
         return (
-            "the scratch directory must lie on a file system that can hold an upper directory (ext4, xfs, "
-            "btrfs, tmpfs since Linux 6.6; not overlay, NFS or Lustre), and the layers in directories that "
-            "can be lower ones; choose another scratch directory"
+            "the scratch directory must lie on a file system that can hold an upper directory "
+            "(ext4, xfs, btrfs, tmpfs since Linux 6.6; not overlay, NFS or Lustre), the layers on one "
+            "that can be a lower one; choose another scratch directory"
         )
     if number in (errno.EACCES, errno.ENOENT):
         return "every directory on the way to the layers must exist and be searchable by the caller"

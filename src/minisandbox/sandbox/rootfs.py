@@ -84,12 +84,13 @@ def mount_overlay(spec: dict[str, Any]) -> None:
     names: list[int] = []
     try:
         for path in (*spec["lowers"], "upper", "work", "root"):
-            names.append(os.open(path, directory))
+            names.append(os.open(path, directory))  # noqa: PERF401 - those opened must be closed
         *lowers, upper, work, target = names
         # Relative to /proc/self/fd a layer costs a few bytes, and ':' or ',' in its path cannot
         # matter.
         os.chdir("/proc/self/fd")
-        options = f"lowerdir={':'.join(map(str, lowers))},upperdir={upper},workdir={work},index=off,volatile"
+        options = f"lowerdir={':'.join(map(str, lowers))},upperdir={upper},workdir={work}"
+        options += ",index=off,volatile"
         if spec["kind"] == "root":
             options += f",metacopy=off,redirect_dir={'on' if spec['redirect_dir'] else 'off'}"
         else:

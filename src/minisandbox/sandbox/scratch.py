@@ -23,7 +23,7 @@ def create(scratch: str) -> tuple[str, int]:
     token = os.urandom(6).hex()
     fresh = os.path.join(scratch, f".new-{token}")
     final = os.path.join(scratch, _PREFIX + token)
-    os.mkdir(fresh, 0o755)
+    os.mkdir(fresh, 0o700)
     lock = os.open(os.path.join(fresh, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(fresh, final)

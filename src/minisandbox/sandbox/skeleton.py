@@ -156,7 +156,7 @@ def entries(hostname: str, *, host_network: bool) -> list[Entry]:
         "host.conf": "multi on\n",
         "gitconfig": _GITCONFIG,
         "hostname": f"{hostname}\n",
-        "hosts": f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost ip6-localhost ip6-loopback {hostname}\n",
+        "hosts": f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost ip6-localhost {hostname}\n",
         "resolv.conf": _resolv_conf() if host_network else "# this sandbox has no name servers\n",
         "inputrc": "set enable-bracketed-paste off\n",
     }
@@ -212,8 +212,9 @@ def build(root: Path, plan: list[Entry], links: dict[str, str], own: Callable[[s
 
     ``links`` are the links of the root directory itself (``bin`` to ``usr/bin``).
     """
-    os.mkdir(root, 0o755)
+    os.mkdir(root)
     own(os.fspath(root))
+    os.chmod(root, 0o755)
     whole: list[Entry] = [*plan, *((name, 0o777, target) for name, target in links.items())]
     whole.extend((name, 0o755, None) for name in _unmerged(links))
     for name, mode, content in whole:

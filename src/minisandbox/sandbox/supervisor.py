@@ -146,7 +146,7 @@ def _become_init(spec: dict[str, Any], box: str, control: socket.socket, go: soc
         gc.freeze()  # monitors are forks: what is never collected stays shared
         init.serve_inside(control, spec["ids"])
         code = 0
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - the process ends here
         linux.log_exception(error)  # os._exit would lose it; this is the log the client quotes
     finally:
         os._exit(code)
@@ -227,6 +227,11 @@ def main() -> None:
         # The terminal's and the job scheduler's signals are for the client; its end is what ends
         # us.
         signal.signal(number, signal.SIG_IGN)
+    # What a client may have set for itself and a new program inherits: children that vanish unseen,
+    # blocked signals, a mask that would keep other users of the sandbox out of its root directory.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    os.umask(0o022)
     spec = wire.unpack(wire.read_all(0))
     with (
         socket.socket(fileno=spec["control"]) as control,
