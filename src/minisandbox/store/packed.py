@@ -183,8 +183,10 @@ class Store:
 def _remove_abandoned(directory: Path) -> None:
     """Remove what killed processes left: files whose lock nobody holds."""
     for path in directory.glob("*.tmp"):
+        # NFS locks for writing only; a file that was complete but for its rename is read-only.
+        flags = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             continue  # Gone meanwhile, or somebody else's.
         try:
