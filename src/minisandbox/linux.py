@@ -65,7 +65,7 @@ _SYSCALLS = {
 _SYS_MOUNT_SETATTR = 442
 
 #: What Python, the supervisor and PID 1 handle or ignore; all others are as the kernel gave them.
-_CHANGED_SIGNALS = (
+CHANGED_SIGNALS = (
     signal.SIGPIPE,
     signal.SIGXFSZ,
     signal.SIGINT,
@@ -238,7 +238,7 @@ def reset_signals() -> None:
     """Give the dispositions a new program expects: Python ignores SIGPIPE and SIGXFSZ, programs do
     not.
     """
-    for number in _CHANGED_SIGNALS:
+    for number in CHANGED_SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 

@@ -91,12 +91,18 @@ def _run(request: dict[str, Any], channel: socket.socket, files: list[int], ids:
     wakeup = processes.ChildWakeup()
     at = request["script"]
     script = files[at] if at >= 0 else -1
-    pid = os.fork()
-    if pid == 0:
-        _execute(request, streams, script, account, groups=ids > 1)
+    if request["pty"] or account.uid != 0:
+        pid = os.fork()
+        if pid == 0:
+            _execute(request, streams, script, account, groups=ids > 1)
+    else:
+        pid = _spawn(request, streams, script)
     for fd in {*streams, *files}:
         os.close(fd)
-    _watch(pid, channel, wakeup, ours)
+    if pid > 0:
+        _watch(pid, channel, wakeup, ours)
+    else:
+        _answer(channel, "exit", str(-pid))
 
 
 def _pipes(request: dict[str, Any], stdin: int, uid: int) -> tuple[list[int], tuple[int, int, int]]:
@@ -121,6 +127,38 @@ def _terminal(request: dict[str, Any]) -> tuple[list[int], int]:
     return [master], slave
 
 
+def _spawn(request: dict[str, Any], streams: tuple[int, int, int], script: int) -> int:
+    """Start the command; returns its pid, or the negative exit code when that is impossible.
+
+    posix_spawn does not copy this process as fork does, which is a fifth of a short command's time.
+    """
+    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(streams)]
+    argv = list(request["argv"])
+    if script >= 0:
+        argv, number = _shell()
+        actions.append((os.POSIX_SPAWN_DUP2, script, number))
+    try:
+        os.chdir(request["cwd"])
+    except OSError as error:
+        _complain(f"cannot enter {request['cwd']}: {error.strerror}", streams[2])
+        return -EXIT_CANNOT_EXECUTE
+    failure = errno.ENOENT
+    for path in _candidates(argv[0], request["env"]):
+        try:
+            return os.posix_spawn(
+                path,
+                argv,
+                request["env"],
+                file_actions=actions,
+                setsid=True,
+                setsigmask=[],
+                setsigdef=linux.CHANGED_SIGNALS,
+            )
+        except OSError as error:
+            failure = _worse(failure, error)
+    return -_cannot_execute(argv[0], failure, streams[2])
+
+
 def _execute(
     request: dict[str, Any],
     streams: tuple[int, int, int],
@@ -133,15 +171,15 @@ def _execute(
     code = EXIT_NOT_FOUND
     try:
         os.setsid()
-        if script >= 0:
-            os.dup2(script, _SCRIPT_FD)
         moved = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in streams]
         for number, fd in enumerate(moved):
             os.dup2(fd, number)
-        argv = list(request["argv"])
+        argv, kept = list(request["argv"]), [0, 1, 2]
         if script >= 0:
-            argv = _shell_argv()
-        linux.close_all_but((0, 1, 2, _SCRIPT_FD, 9) if script >= 0 else (0, 1, 2))
+            argv, number = _shell()
+            os.dup2(script, number)
+            kept.append(number)
+        linux.close_all_but(kept)
         if request["pty"]:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
         if account.uid != 0 or account.groups:
@@ -151,47 +189,60 @@ def _execute(
             os.setresuid(account.uid, account.uid, account.uid)
         code = _try_programs(argv, request["env"], request["cwd"])
     except OSError as error:
-        _complain(f"cannot start the command: {error.strerror}")
+        _complain(f"cannot start the command: {error.strerror}", 2)
         code = EXIT_CANNOT_EXECUTE
     finally:
         os._exit(code)
 
 
-def _shell_argv() -> list[str]:
+def _shell() -> tuple[list[str], int]:
+    """The shell's arguments, and the descriptor at which it looks for its script."""
     for shell in _SHELLS:
         if os.path.exists(shell):
             break
     else:
         shell = "sh"
     if shell.endswith("bash"):
-        return [shell, "-c", _READ_BASH]
-    os.dup2(_SCRIPT_FD, 9)  # POSIX shells know one-digit descriptors only
-    os.close(_SCRIPT_FD)
-    return [shell, "-c", _READ_SH]
+        return [shell, "-c", _READ_BASH], _SCRIPT_FD
+    return [shell, "-c", _READ_SH], 9  # POSIX shells know one-digit descriptors only
 
 
 def _try_programs(argv: list[str], env: dict[str, str], cwd: str) -> int:
-    """Execute the first program found as execvp(3) does; returns the exit code of a failure."""
+    """Execute the first program found; returns the exit code of a failure."""
     try:
         os.chdir(cwd)
     except OSError as error:
-        _complain(f"cannot enter {cwd}: {error.strerror}")
+        _complain(f"cannot enter {cwd}: {error.strerror}", 2)
         return EXIT_CANNOT_EXECUTE
     linux.reset_signals()
-    name, failure = argv[0], errno.ENOENT
-    places = [""] if "/" in name else (env.get("PATH") or "/usr/bin:/bin").split(":")
-    for place in places:
+    failure = errno.ENOENT
+    for path in _candidates(argv[0], env):
         try:
-            os.execve(os.path.join(place, name) if place else name, argv, env)
+            os.execve(path, argv, env)
         except OSError as error:
-            if error.errno not in (errno.ENOENT, errno.ENOTDIR):
-                failure = error.errno or errno.EACCES
-    _complain(f"cannot execute {name}: {os.strerror(failure)}")
+            failure = _worse(failure, error)
+    return _cannot_execute(argv[0], failure, 2)
+
+
+def _candidates(name: str, env: dict[str, str]) -> list[str]:
+    """Where execvp(3) looks for a program."""
+    if "/" in name:
+        return [name]
+    return [os.path.join(place, name) for place in (env.get("PATH") or "/usr/bin:/bin").split(":")]
+
+
+def _worse(failure: int, error: OSError) -> int:
+    missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+    return failure if missing else error.errno or errno.EACCES
+
+
+def _cannot_execute(name: str, failure: int, stderr: int) -> int:
+    _complain(f"cannot execute {name}: {os.strerror(failure)}", stderr)
     return EXIT_NOT_FOUND if failure == errno.ENOENT else EXIT_CANNOT_EXECUTE
 
 
-def _complain(text: str) -> None:
-    os.write(2, f"minisandbox: {text}\n".encode("utf-8", "surrogateescape"))
+def _complain(text: str, stderr: int) -> None:
+    os.write(stderr, f"minisandbox: {text}\n".encode("utf-8", "surrogateescape"))
 
 
 def _watch(
