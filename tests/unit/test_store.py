@@ -6,7 +6,6 @@ import io
 import os
 import stat
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -199,17 +198,6 @@ def test_number_of_slots_is_checked(
     monkeypatch.setenv("MINISANDBOX_UNPACK_SLOTS", text)
     with pytest.raises(InvalidInput, match="MINISANDBOX_UNPACK_SLOTS"):
         node.ensure(store, ref.digest)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="needs to be an ordinary user")
-def test_store_readable_through_a_directory_of_a_group(place: Path, idmap: IdMap) -> None:
-    """A mapped child has lost its groups; what the parent may reach it must reach too."""
-    tree = place / "tree"
-    (tree / "d").mkdir(parents=True)
-    private = Path(tempfile.mkdtemp(dir=place))
-    store, node = Store(private / "store"), NodeStore(private / "node", idmap)
-    ref = store.add("environment", tree, date=DATE, idmap=idmap)
-    assert node.ensure(store, ref.digest).is_dir()
 
 
 def test_default_node_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
