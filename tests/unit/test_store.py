@@ -110,6 +110,11 @@ def test_refused_tree_leaves_nothing(place: Path, tree: Path, idmap: IdMap) -> N
     assert [path for path in (place / "store").rglob("*") if path.is_file()] == []
 
 
+def test_tree_that_cannot_be_read_is_not_blamed_on_the_store(place: Path, idmap: IdMap) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        Store(place / "store").add("environment", place / "nowhere", date=DATE, idmap=idmap)
+
+
 def test_absent_layer(place: Path, idmap: IdMap) -> None:
     store = Store(place / "store")
     assert list(store.digests()) == []

@@ -101,20 +101,24 @@ class Store:
         """
         options = functools.partial(archive.pack, date=date, idmap=idmap, newer=newer)
         packing = options if exclude is None else functools.partial(options, exclude=exclude)
-        with explained("write to the store", self.root), self._incoming() as (incoming, fd):
-            with reachable(tree) as source:
-                write = functools.partial(_compress, packing, source, fd, self._level)
-                with explained("write to the store", self.root, only=WRITE_ERRORS):
-                    digest, stats = call_carrying(idmap, write)
-            path = self.path(digest)
-            if self._problem(digest) is not None:
-                os.fchmod(fd, 0o444)
-                os.fsync(fd)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                os.replace(incoming, path)
-                fsync_directory(path.parent)
-            size = path.stat().st_size
+        with reachable(tree) as source, self._incoming() as (incoming, fd):
+            write = functools.partial(_compress, packing, source, fd, self._level)
+            with explained("write to the store", self.root, only=WRITE_ERRORS):
+                digest, stats = call_carrying(idmap, write)
+            with explained("write to the store", self.root):
+                size = self._keep(incoming, fd, digest)
         return LayerRef(kind, digest, size, stats.unpacked_size, stats.files)
+
+    def _keep(self, incoming: Path, fd: int, digest: str) -> int:
+        """Give a written file its final name, unless a whole one has it; returns the kept size."""
+        path = self.path(digest)
+        if self._problem(digest) is not None:
+            os.fchmod(fd, 0o444)
+            os.fsync(fd)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(incoming, path)
+            fsync_directory(path.parent)
+        return path.stat().st_size
 
     @contextmanager
     def open(self, digest: str) -> Generator[BinaryIO]:
@@ -162,22 +166,26 @@ class Store:
     @contextmanager
     def _incoming(self) -> Generator[tuple[Path, int]]:
         """A file to write to, locked while it is written; gone afterwards unless renamed."""
-        directory = self.root / "incoming"
-        directory.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(directory)
-        while True:
-            fd, name = tempfile.mkstemp(suffix=".tmp", dir=directory)
-            path = Path(name)
-            try:
-                # Between creation and lock another process may have taken the file for abandoned.
-                try_flock(fd)
-                if not path.exists():
-                    continue
-                yield path, fd
-                return
-            finally:
-                path.unlink(missing_ok=True)
-                os.close(fd)
+        with explained("write to the store", self.root):
+            directory = self.root / "incoming"
+            directory.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(directory)
+            path, fd = _create_locked(directory)
+        try:
+            yield path, fd
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(fd)
+
+
+def _create_locked(directory: Path) -> tuple[Path, int]:
+    while True:
+        fd, name = tempfile.mkstemp(suffix=".tmp", dir=directory)
+        try_flock(fd)
+        # Between creation and lock another process may have taken the file for abandoned.
+        if os.path.exists(name):
+            return Path(name), fd
+        os.close(fd)
 
 
 def _remove_abandoned(directory: Path) -> None:
