@@ -6,6 +6,7 @@ uncompressed tar (an OCI diff_id), because two versions of zstd compress the sam
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import io
@@ -181,8 +182,12 @@ class Store:
 def _create_locked(directory: Path) -> tuple[Path, int]:
     while True:
         fd, name = tempfile.mkstemp(suffix=".tmp", dir=directory)
-        try_flock(fd)
-        # Between creation and lock another process may have taken the file for abandoned.
+        try:
+            # Between creation and lock another process may take the file for abandoned: wait for
+            # it, and see whether the file is still there.
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        except OSError:
+            pass  # A file system without locks, so nobody can take a file for abandoned.
         if os.path.exists(name):
             return Path(name), fd
         os.close(fd)
