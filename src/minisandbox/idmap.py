@@ -77,9 +77,9 @@ class IdMap:
         return _extents(self.kind, self.gid_base, self.gid_range, self.count)
 
     @property
-    def helpers(self) -> tuple[str, str] | None:
+    def map_writers(self) -> tuple[str, str] | None:
         """The set-uid programs that must write the maps, or None where this process may."""
-        return _helpers() if self.kind == "subid" else None
+        return _map_writers() if self.kind == "subid" else None
 
     def inside_uid(self, host_uid: int) -> int:
         """The inside id of a host uid; raises ``ValueError`` for one that is not mapped."""
@@ -125,7 +125,7 @@ def current() -> IdMap:
     if uid == 0 and _may_map_root_range():
         return IdMap("root", ROOT_BASE, ROOT_BASE, COUNT)
     uids, gids = _subordinate("/etc/subuid", uid), _subordinate("/etc/subgid", uid)
-    if uids is not None and gids is not None and _helpers() is not None:
+    if uids is not None and gids is not None and _map_writers() is not None:
         ranged = IdMap("subid", uid, gid, COUNT, uids, gids)
         if works(ranged):
             return ranged
@@ -160,7 +160,7 @@ def _may_map_root_range() -> bool:
     return True
 
 
-def _helpers() -> tuple[str, str] | None:
+def _map_writers() -> tuple[str, str] | None:
     path = "/usr/bin:/bin:/usr/sbin:/sbin"  # never the caller's PATH: these run with privilege
     found = [shutil.which(name, path=path) for name in ("newuidmap", "newgidmap")]
     return (found[0], found[1]) if found[0] and found[1] else None
@@ -220,7 +220,7 @@ def call_mapped(idmap: IdMap, function: Callable[[], T]) -> T:
             pid = linux.fork_mapped(
                 idmap.uid_extents,
                 idmap.gid_extents,
-                helpers=idmap.helpers,
+                map_writers=idmap.map_writers,
                 namespaces=0,
                 child=child,
             )

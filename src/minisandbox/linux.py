@@ -254,19 +254,19 @@ def _run(program: str, arguments: Sequence[str]) -> int:
 
 
 def write_id_maps(
-    pid: int, uids: Sequence[Extent], gids: Sequence[Extent], *, helpers: tuple[str, str] | None
+    pid: int, uids: Sequence[Extent], gids: Sequence[Extent], *, map_writers: tuple[str, str] | None
 ) -> None:
     """Write the maps of the user namespace of ``pid``, a child waiting in its new user namespace.
 
-    With ``helpers`` (paths of newuidmap and newgidmap) they do it, else this process, which must be
-    allowed to: root any range, others one id of their own and only without setgroups
+    With ``map_writers`` (paths of newuidmap and newgidmap) they do it, else this process, which
+    must be allowed to: root any range, others one id of their own and only without setgroups
     (user_namespaces(7)).
     """
-    if helpers is not None:
+    if map_writers is not None:
         # Both run at once: each takes milliseconds, and every start waits for them.
         jobs = [
             (program, _run(program, [str(pid), *(str(number) for e in extents for number in e)]))
-            for program, extents in zip(helpers, (uids, gids), strict=True)
+            for program, extents in zip(map_writers, (uids, gids), strict=True)
         ]
         for program, child in jobs:
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -300,7 +300,7 @@ def fork_mapped(
     uids: Sequence[Extent],
     gids: Sequence[Extent],
     *,
-    helpers: tuple[str, str] | None,
+    map_writers: tuple[str, str] | None,
     namespaces: int,
     child: Callable[[], None],
 ) -> int:
@@ -340,7 +340,7 @@ def fork_mapped(
         if answer != b"\0":
             number = answer[0] if answer else errno.EPERM
             raise OSError(number, f"unshare: {os.strerror(number)}")
-        write_id_maps(pid, uids, gids, helpers=helpers)
+        write_id_maps(pid, uids, gids, map_writers=map_writers)
         parent_end.sendall(b"g")
     except BaseException:
         parent_end.close()

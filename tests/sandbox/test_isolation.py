@@ -32,7 +32,7 @@ CLAIMS = [
     ("nor from a nested namespace", "! unshare -rm umount /proc/keys 2>/dev/null"),
     ("nor uncovered by a new /proc", "! unshare -rmpf mount -t proc none /mnt 2>/dev/null"),
     ("no file system can be mounted", "! mount -t tmpfs none /mnt 2>/dev/null"),
-    ("nothing can be chrooted out of", "[ ! -e /proc/1/root/work ]"),
+    ("PID 1 leads nowhere", "! ls /proc/1/root 2>/dev/null"),
     ("modes of temporary directories", '[ "$(stat -c %a /tmp /dev/shm /var/tmp | uniq)" = 1777 ]'),
     ("/etc can be changed", "echo 127.0.0.1 here >> /etc/hosts && getent hosts here"),
     ("only own processes", '[ "$(ls /proc | grep -c "^[0-9]*$")" -lt 20 ] && [ -d /proc/1 ]'),
@@ -81,7 +81,7 @@ def test_capabilities_are_few(box: Sandbox) -> None:
 def test_files_of_the_host_are_invisible(box: Sandbox, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("host")
-    for path in (secret, Path(__file__), Path("/work"), Path("/var/lib/dpkg")):
+    for path in (secret, Path(__file__), Path("/boot"), Path("/var/lib/dpkg")):
         assert box.run(["test", "-e", str(path)]).exit_code == 1
 
 

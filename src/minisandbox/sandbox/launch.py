@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -90,25 +91,25 @@ def launch(
     failures.
     """
     spec = _spec(layers, scratch, idmap, profile)
-    control, their_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    lease, their_lease = socket.socketpair()
-    log = os.memfd_create("log")
-    spec["control"], spec["lease"] = their_control.fileno(), their_lease.fileno()
-    request = wire.memory_file("spec", wire.pack(spec))
-    with their_control, their_lease:
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGE],
-                stdin=request,
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                cwd="/",
-                env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
-                pass_fds=(spec["control"], spec["lease"]),
-                start_new_session=True,
-            )
-        finally:
-            os.close(request)
+    with ExitStack() as ours, ExitStack() as theirs:
+        pairs = (socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET), socket.socketpair())
+        control, lease = (ours.enter_context(pair[0]) for pair in pairs)
+        spec["control"], spec["lease"] = (theirs.enter_context(pair[1]).fileno() for pair in pairs)
+        log = os.memfd_create("log")
+        ours.callback(os.close, log)
+        request = wire.memory_file("spec", wire.pack(spec))
+        theirs.callback(os.close, request)
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGE],
+            stdin=request,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            cwd="/",
+            env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
+            pass_fds=(spec["control"], spec["lease"]),
+            start_new_session=True,
+        )
+        ours.pop_all()
     link = Link(process, control, lease, log)
     try:
         _await_ready(link, timeout)
@@ -142,7 +143,7 @@ def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile)
         "ids": idmap.count,
         "uids": idmap.uid_extents,
         "gids": idmap.gid_extents,
-        "helpers": idmap.helpers,
+        "map_writers": idmap.map_writers,
         "binds": binds,
         "network": profile.network,
         "hostname": profile.hostname,

@@ -102,7 +102,11 @@ def _start(spec: dict[str, Any], box: str, control: socket.socket) -> int:
 
     try:
         middle = linux.fork_mapped(
-            spec["uids"], spec["gids"], helpers=spec["helpers"], namespaces=namespaces, child=child
+            spec["uids"],
+            spec["gids"],
+            map_writers=spec["map_writers"],
+            namespaces=namespaces,
+            child=child,
         )
     except OSError as error:
         raise rootfs.Refused("namespaces", error) from error
@@ -213,7 +217,7 @@ def _remove(spec: dict[str, Any], path: str) -> None:
         child = linux.fork_mapped(
             spec["uids"],
             spec["gids"],
-            helpers=spec["helpers"],
+            map_writers=spec["map_writers"],
             namespaces=0,
             child=lambda: removal.remove(path),
         )
