@@ -1,4 +1,4 @@
-"""Records survive the way to disk and back, and whatever does not fit is named with file and key."""
+"""Records survive the way to disk, and what does not fit is named with file and key."""
 
 from __future__ import annotations
 

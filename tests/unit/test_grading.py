@@ -1,4 +1,4 @@
-"""Verdicts: missing is failed, nothing to pass is not resolved, and lists are derived from two runs."""
+"""Verdicts: missing is failed, nothing to pass is unresolved, lists derive from two runs."""
 
 from __future__ import annotations
 

@@ -21,7 +21,11 @@ SUMMARY = "=========================== short test summary info =================
         ("ERROR tests/a.py - ImportError: no [x", "tests/a.py", Status.ERROR),
         ("XFAIL tests/a.py::test_x - known", "tests/a.py::test_x", Status.XFAIL),
         ("XPASS tests/a.py::test_x", "tests/a.py::test_x", Status.XPASS),
-        ("\x1b[32mPASSED\x1b[0m tests/a.py::\x1b[1mtest_x\x1b[0m", "tests/a.py::test_x", Status.PASSED),
+        (
+            "\x1b[32mPASSED\x1b[0m tests/a.py::\x1b[1mtest_x\x1b[0m",
+            "tests/a.py::test_x",
+            Status.PASSED,
+        ),
     ],
 )
 def test_pytest_lines(line: str, name: str, status: Status) -> None:

@@ -1,4 +1,4 @@
-"""Planning: shards that change only when their content does, and one sentence for every bad input."""
+"""Planning: shards change only when their content does; bad input is one sentence."""
 
 from __future__ import annotations
 
@@ -153,6 +153,10 @@ def recipe(text: str) -> Callable[[Project], None]:
     return lambda project: (project.root / "recipes/name.yaml").write_text(text) and None
 
 
+def recipe_beside(text: str) -> Callable[[Project], None]:
+    return lambda project: (project.root / "recipes/a.yaml").write_text(text) and None
+
+
 def without(key: str) -> dict[str, Any]:
     return {name: value for name, value in ROW.items() if name != key}
 
@@ -196,6 +200,7 @@ BAD_INPUT: list[tuple[str, Callable[[Project], None], tuple[str, ...]]] = [
     ("unquoted python", recipe("repo: a/b\npython: 3.10\ntest: x\n"), ("name.yaml", "python")),
     ("impossible python", recipe("repo: a/b\npython: three\ntest: x\n"), ("'python'", "'three'")),
     ("unknown parser", recipe(RECIPE + "parser: nose\n"), ("'parser'", "'nose'")),
+    ("two recipes", recipe_beside(RECIPE), ("a and name", "owner/name", "'recipe'")),
     ("bad date", recipe(RECIPE + "date: yesterday\n"), ("'date'", "YYYY-MM-DD")),
     ("option as package", recipe(RECIPE.replace("pytest==8.4.2", "--pre")), ("'packages'",)),
 ]

@@ -33,7 +33,7 @@ stage=$2
 outputs=()
 while (($#)); do
     case $1 in
-        --record | --parquet | --jsonl) outputs+=("$2"); shift ;;
+        --record | --parquet | --jsonl | --summary) outputs+=("$2"); shift ;;
         --attempt) attempt=$2; shift ;;
     esac
     shift

@@ -35,4 +35,5 @@ rule join_manifest:
         " --results {params.results:q}"
         " --parquet {output.parquet:q}"
         " --jsonl {output.jsonl:q}"
+        " --summary {output.summary:q}"
         " 2>&1 | tee {log:q}"

@@ -1,8 +1,8 @@
 """Dropping records, so that the next run makes them again, and everything that follows from them.
 
-What follows from a dropped record is set aside, not lost: its stage takes it back if it turns out
-to be made from the same inputs. The summary of the manifest goes too; without that output of the
-last rule, Snakemake would find nothing to do.
+What follows from a dropped record is not lost: its stage takes it back under its second name if it
+turns out to be made from the same inputs. The summary of the manifest goes too; without that output
+of the last rule, Snakemake would find nothing to do.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ _FOLDERS = ("sources", "interpreters", "environments")
 Json = dict[str, Any]
 
 
-def aside(path: Path) -> Path:
-    """Where a record waits to be taken back."""
-    return path.with_name(f".{path.name}.aside")
+def spare(path: Path) -> Path:
+    """The second name of a record, under which its stage finds it again.
+
+    Snakemake removes the outputs of a job before it runs it, be it only because a run was killed.
+    """
+    return path.with_name(f".{path.name}.spare")
 
 
 def read_records(results: Path) -> Iterator[tuple[Path, Json]]:
@@ -73,12 +76,13 @@ def drop(results: Path, unwanted: Callable[[Json], bool]) -> list[str]:
             # own.
             left = [record for record in members(data) if record not in gone]
             text = json.dumps({**data, "inputs": "", "instances": left}, ensure_ascii=False)
-            atomic.write_text(aside(path), text + "\n")
+            atomic.write_text(spare(path), text + "\n")
+        else:
+            spare(path).unlink(missing_ok=True)
         path.unlink()
     if touched:
         for path in _following(results, touched):
-            if path.exists():
-                path.rename(aside(path))
+            path.unlink(missing_ok=True)
         (results / SUMMARY_NAME).unlink(missing_ok=True)
     return sorted(dropped)
 

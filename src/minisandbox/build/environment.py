@@ -135,7 +135,13 @@ def _workshop(
         Bind(source=Path(find_uv_bin()), target=f"{TOOLS}/bin/uv"),
     )
     with Workshop(
-        [interpreter.layer], store=store, network=plan.network, log=log, name=plan.slug, binds=binds
+        [interpreter.layer],
+        store=store,
+        network=plan.network,
+        log=log,
+        name=plan.slug,
+        binds=binds,
+        env={"SOURCE_DATE_EPOCH": str(unix_date(plan.date or DEFAULT_DATE))},
     ) as shop:
         yield shop
 

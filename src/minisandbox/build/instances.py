@@ -175,7 +175,7 @@ def _build(batch: _Batch, instance: InstancePlan, log: Path) -> InstanceRecord:
         network=batch.plan.network,
         log=log,
         name=instance.instance_id,
-        env=recipe.env,
+        env={"SOURCE_DATE_EPOCH": str(checkout.date), **recipe.env},
     ) as shop:
         if recipe.install.strip():
             shop.run(

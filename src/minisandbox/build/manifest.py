@@ -31,7 +31,6 @@ from minisandbox.errors import EXIT_OK
 from minisandbox.records import codec
 from minisandbox.records.manifest import (
     MANIFEST_SCHEMA,
-    SUMMARY_NAME,
     Base,
     BuildSeconds,
     Logs,
@@ -67,7 +66,9 @@ class _Environment:
     interpreter: InterpreterRecord
 
 
-def run(plan_path: Path, results: Path, parquet_path: Path, jsonl_path: Path) -> stage.Ended:
+def run(
+    plan_path: Path, results: Path, *, parquet_path: Path, jsonl_path: Path, summary_path: Path
+) -> stage.Ended:
     """``minisandbox build manifest``."""
     index = codec.read(PlanIndex, plan_path)
     rows = sorted(_rows(index, results), key=lambda row: (row.dataset, row.instance_id))
@@ -82,7 +83,7 @@ def run(plan_path: Path, results: Path, parquet_path: Path, jsonl_path: Path) ->
     reasons = Counter(row.reason_kind for row in rows if row.status == "failed")
     counts = {"instances": len(rows), "ok": len(rows) - reasons.total(), "failed": reasons.total()}
     summary = {"schema": 1, **counts, "reasons": dict(reasons.most_common())}
-    atomic.write_text(results / SUMMARY_NAME, json.dumps(summary, indent=1) + "\n")
+    atomic.write_text(summary_path, json.dumps(summary, indent=1) + "\n")
     said = f"manifest: {len(rows)} instances, {counts['ok']} ok, {counts['failed']} failed"
     return stage.Ended(EXIT_OK, said)
 

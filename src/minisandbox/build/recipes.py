@@ -38,10 +38,20 @@ def read_recipe(path: Path) -> Recipe:
 
 
 def find_recipe(recipes: Mapping[str, Recipe], instance: InstancePlan, named: str) -> Recipe | None:
-    """The recipe the dataset names, else the one for the row's repository."""
+    """The recipe the dataset names, else the one for the row's repository; raises ``InvalidInput``
+    if there are several.
+    """
     if named:
         return recipes.get(named)
-    return next((recipe for recipe in recipes.values() if recipe.repo == instance.repo), None)
+    fitting = [recipe for recipe in recipes.values() if recipe.repo == instance.repo]
+    if len(fitting) > 1:
+        names = " and ".join(recipe.name for recipe in fitting)
+        raise InvalidInput(
+            f"{instance.dataset}: {instance.instance_id}",
+            f"recipes {names} are both for {instance.repo}",
+            "name one with 'recipe' in the dataset file",
+        )
+    return fitting[0] if fitting else None
 
 
 def _check(recipe: Recipe, where: str) -> None:

@@ -88,7 +88,7 @@ def _import(releases: Sequence[Release], sdists: Sequence[Path], repository: Pat
     # No template: the user's may bring hooks. sha1: GIT_DEFAULT_HASH must not decide. shared: the
     # other ids that sandboxes run as read the mirror, whatever the umask was.
     form = ["--bare", "--template=", "--object-format=sha1", "--shared=0644"]
-    _git(repository.parent, "init", "--quiet", *form, "--initial-branch=main", str(repository))
+    _git(repository.parent, "init", "--quiet", *form, "--initial-branch=main", repository.name)
     commits: list[str] = []
     moment = 0
     for release, sdist in zip(releases, sdists, strict=True):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from minisandbox import atomic
-from minisandbox.build.dropping import aside
+from minisandbox.build.dropping import spare
 from minisandbox.errors import (
     EXIT_OK,
     EXIT_TRANSIENT,
@@ -39,7 +39,7 @@ from minisandbox.store import Store, StoreUnusable
 
 R = TypeVar("R", bound=Record)
 
-#: How many attempts a stage gets; the profiles set Snakemake's ``retries`` to one less.
+#: How many attempts a stage gets; the rules set ``retries`` to one less.
 ATTEMPTS = 3
 
 _TAIL_LINES = 12
@@ -178,12 +178,11 @@ def run_stage(
 ) -> Ended:
     """Make or reuse the record at ``path``."""
     with atomic.locked(path.with_name(f".{path.name}.lock")):
-        for place in (path, aside(path)):
-            if reusable(cls, place, inputs=inputs, store=store) is None:
-                continue
-            os.utime(place)  # newer than its inputs, or Snakemake would come again for ever
-            place.replace(path)
-            return Ended(EXIT_OK, f"{stage} {key}: nothing has changed")
+        for place in (path, spare(path)):
+            if reusable(cls, place, inputs=inputs, store=store) is not None:
+                os.utime(place)  # newer than its inputs, or Snakemake would come again for ever
+                _link(place, path)
+                return Ended(EXIT_OK, f"{stage} {key}: nothing has changed")
         try:
             record = make(
                 cls, stage=stage, key=key, inputs=inputs, log=log, work=work, attempt=attempt
@@ -192,8 +191,18 @@ def run_stage(
             said = f"{stage} {key}: {error} (attempt {attempt.number} of {attempt.of})"
             return Ended(EXIT_TRANSIENT, said)
         codec.write(path, record)
-        aside(path).unlink(missing_ok=True)
+        _link(path, spare(path))
     return Ended(EXIT_OK, summary(record))
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a record its other name, replacing what bears it."""
+    if target.exists() and target.samefile(source):
+        return
+    temporary = target.with_name(f".{target.name}.link")
+    temporary.unlink(missing_ok=True)
+    os.link(source, temporary)
+    temporary.replace(target)
 
 
 def reusable(cls: type[R], path: Path, *, inputs: str, store: Store | None) -> R | None:
@@ -274,7 +283,7 @@ class Finished(Generic[R]):
         self._store = store
         self._folder = record_path.with_name(f".{record_path.stem}.partial")
         self._known: dict[str, R] = {}
-        for path in (aside(record_path), record_path):
+        for path in (spare(record_path), record_path):
             try:
                 previous: Any = codec.read(batch, path)
             except (FileNotFoundError, InvalidInput):

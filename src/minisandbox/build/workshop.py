@@ -55,6 +55,7 @@ class Workshop:
             "PIP_CACHE_DIR": f"{CACHE}/pip",
             "UV_PYTHON_DOWNLOADS": "never",
             "PYTHONDONTWRITEBYTECODE": "1",
+            "PYTHONHASHSEED": "0",  # virtualenv writes RECORD in the order of a set
             "TMPDIR": "/var/tmp",  # on disk; compilers fill a /tmp that is memory
             **(settings.variables if settings else {}),
             **(env or {}),
@@ -168,8 +169,7 @@ def _text(command: str | Sequence[str]) -> str:
 
 
 def _decisive(result: Result) -> str:
-    """The line of an output that tells most: the last that names an error, else the last."""
+    """What of an output tells most: from the last line that names an error, else the last line."""
     lines = [line.strip() for line in result.text.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower() or line.startswith(("×", "╰"))]
-    chosen = (errors or lines or ["no output"])[-1]
-    return chosen[-300:]
+    start = max((i for i, line in enumerate(lines) if "error" in line.lower()), default=-1)
+    return " ".join(lines[start:])[:400] or "no output"

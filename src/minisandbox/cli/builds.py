@@ -57,6 +57,7 @@ def add_commands(commands: Subparsers) -> None:
     manifest.add_argument("--results", required=True, type=Path, help="folder of all records")
     manifest.add_argument("--parquet", required=True, type=Path)
     manifest.add_argument("--jsonl", required=True, type=Path)
+    manifest.add_argument("--summary", required=True, type=Path)
     manifest.set_defaults(function=build_manifest)
 
 
@@ -118,9 +119,14 @@ def build_manifest(arguments: argparse.Namespace) -> int:
     _require_build_extra()
     from minisandbox.build import manifest
 
-    return _finish(
-        manifest.run(arguments.plan, arguments.results, arguments.parquet, arguments.jsonl)
+    ended = manifest.run(
+        arguments.plan,
+        arguments.results,
+        parquet_path=arguments.parquet,
+        jsonl_path=arguments.jsonl,
+        summary_path=arguments.summary,
     )
+    return _finish(ended)
 
 
 def _finish(ended: Ended) -> int:

@@ -1,0 +1,503 @@
+"""The main job on real input: releases from the index and local git repositories, to a cache.
+
+One run builds everything; the tests look at what it left. The same run holds instances that cannot
+be built, each for another reason, between others that can.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisandbox import open_cache
+from minisandbox.errors import InstanceUnavailable, InstanceUnknown
+from minisandbox.records.manifest import ManifestRow
+
+CLONE = Path(__file__).parents[2]
+MINISANDBOX = str(Path(sys.executable).with_name("minisandbox"))
+
+pytestmark = [pytest.mark.workflow, pytest.mark.timeout(900)]
+
+#: Why each of these cannot be built, and what the reason must name for a person to act on it.
+UNBUILDABLE = {
+    "no-such-requirement": ("environment", "environment", "no-such-distribution-minisandbox"),
+    "no-such-repository": ("clone", "clone", "gone"),
+    "no-such-commit": ("instances", "commit", "f" * 40),
+    "no-such-python": ("interpreter", "interpreter", "system: /usr/bin"),
+    "no-such-recipe": ("plan", "recipe", "local/unknown"),
+    "wrong-patch": ("validate", "patch", "does not apply"),
+    "nothing-to-fix": ("validate", "derive", "no test fails"),
+}
+
+RECIPE = """\
+repo: local/calc
+python: ">=3.11"
+date: 2026-01-15
+packages: [pytest==8.4.2, setuptools==80.9.0]
+install: python -m pip install --no-build-isolation --no-deps -e .
+imports: [calc]
+test: python -m pytest -rA -p no:cacheprovider -q
+timeout: 120
+"""
+
+FILES = {
+    "pyproject.toml": (
+        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "calc"\nversion = "1"\n[tool.setuptools]\npy-modules = ["calc"]\n'
+    ),
+    "calc.py": "def add(a, b):\n    return a - b\n",
+    "tests/test_calc.py": "import calc\n\n\ndef test_zero():\n    assert calc.add(0, 0) == 0\n",
+    "data.bin": "\0\1\2",
+}
+
+PATCH = """\
+diff --git a/calc.py b/calc.py
+--- a/calc.py
++++ b/calc.py
+@@ -1,2 +1,2 @@
+ def add(a, b):
+-    return a - b
++    return a + b
+"""
+
+TEST_PATCH = """\
+diff --git a/tests/test_calc.py b/tests/test_calc.py
+--- a/tests/test_calc.py
++++ b/tests/test_calc.py
+@@ -3,3 +3,7 @@ import calc
+
+ def test_zero():
+     assert calc.add(0, 0) == 0
++
++
++def test_two():
++    assert calc.add(1, 1) == 2
+"""
+
+
+def git(folder: Path, *words: str, date: str = "2024-01-02T03:04:05Z") -> str:
+    env = {
+        **os.environ,
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_AUTHOR_DATE": date,
+        "GIT_COMMITTER_DATE": date,
+    }
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    done = subprocess.run(
+        ["git", *identity, *words], cwd=folder, env=env, capture_output=True, check=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def make_repository(folder: Path) -> tuple[str, str]:
+    """A project with a past, a base commit and a future that has the fix; returns base and fix."""
+    folder.mkdir(parents=True)
+    git(folder, "init", "-q", "-b", "main", ".")
+    (folder / "README").write_text("calc\n")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "Begin", date="2023-01-01T00:00:00Z")
+    git(folder, "tag", "v0")
+    for name, text in FILES.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (folder / "link").symlink_to("calc.py")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "Add", date="2024-01-01T00:00:00Z")
+    base = git(folder, "rev-parse", "HEAD")
+    git(folder, "tag", "v1")
+    (folder / "calc.py").write_text(FILES["calc.py"].replace("a - b", "a + b"))
+    git(folder, "commit", "-qam", "Fix: THE ANSWER", date="2025-01-01T00:00:00Z")
+    git(folder, "tag", "v2")
+    git(folder, "branch", "other")
+    return base, git(folder, "rev-parse", "HEAD")
+
+
+class Build:
+    """A working directory as a user has it, and what was built in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.results = folder / "results"
+        self.base, self.fix = make_repository(folder / "git/local/calc.git")
+        (folder / "recipes").mkdir()
+        for name in ("parse",):
+            shutil.copy(CLONE / f"envs/recipes/{name}.yaml", folder / "recipes")
+        self.recipe("calc", RECIPE)
+        self.recipe(
+            "broken", RECIPE, repo="local/other", packages="[no-such-distribution-minisandbox==1]"
+        )
+        self.recipe("future", RECIPE, repo="local/other", python='"3.99"')
+        (folder / "config").mkdir()
+        self.rows()
+        (folder / "config/config.yaml").write_text(
+            "datasets: [calc.yaml, broken.yaml, future.yaml, pairs.yaml]\n"
+            f"recipes: recipes\ngit_url: {folder}/git/{{repo}}.git\nhistory: full\n"
+        )
+
+    def recipe(self, name: str, text: str, **changes: str) -> None:
+        lines = [
+            f"{key}: {changes.get(key, value)}"
+            for key, _, value in (line.partition(": ") for line in text.splitlines())
+        ]
+        (self.folder / f"recipes/{name}.yaml").write_text("\n".join(lines) + "\n")
+
+    def rows(self) -> None:
+        row = {
+            "repo": "local/calc",
+            "base_commit": self.base,
+            "patch": PATCH,
+            "test_patch": TEST_PATCH,
+            "problem_statement": "one plus one is zero\r\n",
+            "difficulty": 3,
+        }
+        nothing = TEST_PATCH.replace("== 2", "== 0")
+        wrong = PATCH.replace("a - b", "a * b")
+        self.dataset(
+            "calc",
+            {**row, "instance_id": "calc-1"},
+            {
+                **row,
+                "instance_id": "calc-2",
+                "FAIL_TO_PASS": ["tests/test_calc.py::test_two"],
+                "PASS_TO_PASS": '["tests/test_calc.py::test_zero"]',
+            },
+            {**row, "instance_id": "no-such-commit", "base_commit": "f" * 40},
+            {**row, "instance_id": "no-such-repository", "repo": "local/gone"},
+            {**row, "instance_id": "no-such-recipe", "repo": "local/unknown"},
+            {**row, "instance_id": "wrong-patch", "patch": wrong},
+            {**row, "instance_id": "nothing-to-fix", "test_patch": nothing},
+        )
+        self.recipe("gone", RECIPE.replace("local/calc", "local/gone"))
+        self.dataset("broken", {**row, "instance_id": "no-such-requirement"}, recipe="broken")
+        self.dataset("future", {**row, "instance_id": "no-such-python"}, recipe="future")
+        (self.folder / "pairs.yaml").write_text(
+            "name: pairs\nkind: release-pairs\npairs:\n"
+            "  - {project: parse, before: '1.20.0', after: '1.20.1'}\n"
+        )
+
+    def dataset(self, name: str, *rows: dict[str, Any], recipe: str = "") -> None:
+        text = f"name: {name}\nkind: rows\npath: {name}.jsonl\n"
+        (self.folder / f"{name}.yaml").write_text(text + (f"recipe: {recipe}\n" if recipe else ""))
+        lines = (json.dumps(row) + "\n" for row in rows)
+        (self.folder / f"{name}.jsonl").write_text("".join(lines))
+
+    def environment(self) -> dict[str, str]:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return {**os.environ, "PATH": path}
+
+    def command(self, *arguments: str) -> list[str]:
+        words = [
+            "--snakefile",
+            str(CLONE / "Snakefile"),
+            "--profile",
+            str(CLONE / "profiles/default"),
+        ]
+        return [sys.executable, "-m", "snakemake", *words, "--cores", "2", *arguments]
+
+    def snakemake(self, *arguments: str) -> str:
+        done = subprocess.run(
+            self.command(*arguments),
+            cwd=self.folder,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def row(self, instance_id: str) -> ManifestRow:
+        return open_cache(self.results).row(instance_id)
+
+    def minisandbox(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [MINISANDBOX, *arguments],
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
+    def started(self) -> dict[str, str]:
+        """When each record was made; one that was only reused keeps its time."""
+        times: dict[str, str] = {}
+        for folder in ("sources", "interpreters", "environments"):
+            for path in (self.results / folder).rglob("[!.]*.json"):
+                record = json.loads(path.read_text())
+                for member in record.get("instances", [record]):
+                    times[f"{member['stage']} {member['key']}"] = member["started"]
+        return times
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    folder = tmp_path_factory.mktemp("build")
+    for parent in (folder, *folder.parents):
+        if parent.stat().st_uid == os.getuid() and parent != Path("/"):
+            parent.chmod(parent.stat().st_mode | 0o055)
+    made = Build(folder)
+    made.snakemake()
+    return made
+
+
+def test_what_can_be_built_is_ok(build: Build) -> None:
+    for instance_id in ("calc-1", "calc-2", "parse-1.20.1"):
+        row = build.row(instance_id)
+        assert row.status == "ok", row.reason
+        assert row.gold_resolved is True
+        assert row.empty_resolved is False
+        assert [layer.kind for layer in row.layers] == [
+            "interpreter",
+            "environment",
+            "source",
+            "instance",
+        ]
+
+
+@pytest.mark.parametrize("instance_id", UNBUILDABLE)
+def test_what_cannot_be_built_is_a_row_with_a_reason(build: Build, instance_id: str) -> None:
+    stage, kind, named = UNBUILDABLE[instance_id]
+    row = build.row(instance_id)
+    assert (row.status, row.failed_stage, row.reason_kind) == ("failed", stage, kind)
+    assert named in row.reason
+    assert "\n" not in row.reason
+    assert row.gold_resolved is not True
+
+
+def test_lists_are_derived_where_a_row_lacks_them(build: Build) -> None:
+    derived, given = build.row("calc-1"), build.row("calc-2")
+    assert (derived.tests_source, given.tests_source) == ("derived", "dataset")
+    assert derived.FAIL_TO_PASS == given.FAIL_TO_PASS == ("tests/test_calc.py::test_two",)
+    assert derived.PASS_TO_PASS == given.PASS_TO_PASS == ("tests/test_calc.py::test_zero",)
+
+
+def test_instances_share_what_is_equal(build: Build) -> None:
+    one, two = build.row("calc-1"), build.row("calc-2")
+    assert one.environment == two.environment
+    assert one.layers == two.layers
+
+
+def test_the_manifest_opens_everywhere(build: Build, tmp_path: Path) -> None:
+    import datasets
+    import pandas
+
+    lines = (build.results / "manifest.jsonl").read_text(encoding="utf-8").splitlines()
+    plain = {row["instance_id"]: row for row in map(json.loads, lines)}
+    frame = pandas.read_parquet(build.results / "manifest.parquet")
+    table = datasets.load_dataset(
+        "parquet",
+        data_files=str(build.results / "manifest.parquet"),
+        split="train",
+        cache_dir=str(tmp_path),
+    )
+    assert list(plain) == list(frame["instance_id"]) == list(table["instance_id"])
+    assert len(plain) == 10
+    for row in table:
+        assert dict(row) == plain[row["instance_id"]]
+    assert plain["calc-1"]["problem_statement"] == "one plus one is zero\r\n"
+    assert json.loads(plain["calc-1"]["extra"]) == {"difficulty": 3}
+    summary = json.loads((build.results / "manifest.summary.json").read_text())
+    assert (summary["instances"], summary["ok"], summary["failed"]) == (10, 3, 7)
+
+
+def test_a_second_run_does_nothing(build: Build) -> None:
+    before = build.started()
+    assert "Nothing to be done" in build.snakemake()
+    assert build.started() == before
+
+
+def test_no_answers_in_the_box(build: Build) -> None:
+    with open_cache(build.results).materialize("calc-1") as instance:
+
+        def said(command: str) -> str:
+            return instance.run(command, merge_stderr=True).text
+
+        dates = said(
+            "git cat-file --batch-all-objects --batch-check='%(objecttype) %(objectname)' | "
+            "awk '$1 == \"commit\" {print $2}' | xargs -n1 git show -s --format=%ct"
+        )
+        assert max(map(int, dates.split())) == 1704067200, "the date of the base commit"
+        everything = said("git cat-file --batch-all-objects --batch --buffer | tr -d '\\0'")
+        assert "THE ANSWER" not in everything
+        assert "a + b" not in everything
+        assert said("git log --oneline --all | wc -l").strip() == "3"
+        assert said("git tag").split() == ["v0", "v1"]
+        assert said("git describe --tags HEAD~1").strip() == "v1"
+        assert said("git rev-parse HEAD~1").strip() == build.base
+        for nothing in (
+            "git reflog --all",
+            "git remote",
+            "git stash list",
+            "git fsck --lost-found",
+        ):
+            assert said(nothing) == "", nothing
+        assert said("git status --porcelain") == ""
+        assert said("git show --stat --format=").strip() == ""
+        assert (
+            said("grep -rlE 'test_two|a [+] b' /testbed /tmp /root /etc /opt/miniconda3/etc") == ""
+        )
+        assert said("ls .git/FETCH_HEAD .git/ORIG_HEAD .git/logs 2>/dev/null") == ""
+
+
+def test_an_instance_runs_offline_and_tells_its_changes(build: Build) -> None:
+    with open_cache(build.results).materialize("calc-1") as instance:
+        assert (
+            instance.run("python -c 'import calc; print(calc.__file__)'").text
+            == "/testbed/calc.py\n"
+        )
+        activated = "source /opt/miniconda3/bin/activate; conda activate testbed; which python"
+        assert instance.run(activated).text == "/opt/miniconda3/envs/testbed/bin/python\n"
+        assert instance.diff() == b""
+        instance.write_file("/testbed/data.bin", bytes(range(256)))
+        instance.write_file("/testbed/new file.txt", "no newline")
+        instance.run("rm link && git commit -qam gone && git reset -q --hard HEAD~2 && rm -rf .git")
+        instance.write_file("/testbed/calc.py", "def add(a, b):\n    return a + b\n")
+        patch = instance.diff()
+        assert b"GIT binary patch" in patch or b"new file.txt" in patch
+        instance.restore(["calc.py", "new file.txt", "link", "data.bin", "tests/test_calc.py"])
+        assert b"calc.py" not in instance.diff()
+
+
+def test_a_diff_applies_to_a_fresh_instance(build: Build) -> None:
+    cache = open_cache(build.results)
+    with cache.materialize("calc-1") as instance:
+        instance.write_file("/testbed/data.bin", bytes(range(256)))
+        instance.write_file("/testbed/sub/new", "no newline at end")
+        instance.run(
+            "rm link; chmod +x calc.py; git add -A; git commit -qm work; git checkout -qb x"
+        )
+        patch = instance.diff()
+    with cache.materialize("calc-1") as other:
+        other.apply_patch(patch.decode())
+        assert other.read_file("/testbed/data.bin") == bytes(range(256))
+        assert other.read_file("/testbed/sub/new") == b"no newline at end"
+        assert other.run("test -e link || test -L link").exit_code == 1
+        assert other.diff() == patch
+
+
+def test_two_instances_do_not_see_each_other(build: Build) -> None:
+    cache = open_cache(build.results)
+    with cache.materialize("calc-1") as one, cache.materialize("calc-1") as two:
+        one.write_file("/testbed/calc.py", "raise SystemExit('edited')\n")
+        assert one.run("python -c 'import calc'").exit_code == 1
+        assert two.run("python -c 'import calc'").exit_code == 0
+
+
+def test_an_edit_never_runs_stale_byte_code(build: Build) -> None:
+    with open_cache(build.results).materialize("calc-1") as instance:
+        where = instance.run("python -c 'import pluggy; print(pluggy.__file__)'").text.strip()
+        instance.write_file(where, "print('edited')\n")
+        assert instance.run("python -c 'import pluggy'").text == "edited\n"
+
+
+def test_what_does_not_exist_is_told_with_what_does(build: Build) -> None:
+    cache = open_cache(build.results)
+    with pytest.raises(InstanceUnknown, match="calc-1"):
+        cache.materialize("calc-11")
+    with pytest.raises(InstanceUnavailable, match="no-such-distribution-minisandbox"):
+        cache.materialize("no-such-requirement")
+
+
+def test_the_command_line(build: Build) -> None:
+    listing = build.minisandbox("ls")
+    assert listing.returncode == 0
+    assert "10 instances, 3 ok, 7 failed" in listing.stdout
+    assert build.minisandbox("ls", "--strict").returncode == 1
+    assert build.minisandbox("show", "calc-1", "--field", "status").stdout == "ok\n"
+    tests = "python -m pytest -q -p no:cacheprovider"
+    assert build.minisandbox("run", "--tests", "calc-1", "--", tests).returncode == 1
+    assert build.minisandbox("run", "--gold", "--tests", "calc-1", "--", tests).returncode == 0
+    assert build.minisandbox("run", "calc-1", "--", "sh", "-c", "exit 7").returncode == 7
+    assert build.minisandbox("run", "calc-1", "--", "no-such-program", "x").returncode == 127
+    assert build.minisandbox("run", "--timeout", "1", "calc-1", "--", "sleep 60").returncode == 124
+    unknown = build.minisandbox("run", "calc-11", "--", "true")
+    assert unknown.returncode == 125
+    assert "did you mean calc-1" in unknown.stderr
+    nowhere = build.minisandbox("ls", "--cache", "nowhere")
+    assert nowhere.returncode == 2
+    assert len(nowhere.stderr.splitlines()) == 1
+    verified = build.minisandbox("store", "verify")
+    assert verified.returncode == 0
+    assert " 0 damaged or missing" in verified.stdout
+    assert build.minisandbox("records", "ls", "--failed").stdout.count("no-such-commit") == 2
+
+
+def test_a_layer_is_the_same_however_often_it_is_built(build: Build) -> None:
+    before = [layer.digest for layer in build.row("calc-1").layers]
+    names = ["calc-1", build.row("calc-1").environment]
+    assert build.minisandbox("records", "drop", *names).returncode == 0
+    build.snakemake()
+    row = build.row("calc-1")
+    assert row.status == "ok"
+    assert [layer.digest for layer in row.layers] == before
+
+
+def test_dropped_failures_are_tried_again_and_nothing_else(build: Build) -> None:
+    before = build.started()
+    dropped = build.minisandbox("records", "drop", "--failed")
+    assert dropped.returncode == 0
+    time.sleep(1.1)  # records tell time in seconds
+    build.snakemake()
+    after = build.started()
+    failed = {line.removeprefix("dropped ") for line in dropped.stdout.splitlines()[:-1]}
+    assert {name for name in after if after[name] != before[name]} - failed == {
+        name for name in after if "/" in name and after[name] != before[name]
+    }
+    assert after["validate calc-1"] == before["validate calc-1"]
+    assert after["instances calc-1"] == before["instances calc-1"]
+
+
+def test_a_killed_run_is_taken_up_where_it_was(build: Build, tmp_path: Path) -> None:
+    for name in ("parse-1.20.1", "calc-1"):
+        assert build.minisandbox("records", "drop", name).returncode == 0
+    before = build.started()
+    running = subprocess.Popen(
+        build.command(),
+        cwd=build.folder,
+        env=build.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 300
+    while "instances calc-1" not in build.started() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    during = build.started()
+    assert "instances calc-1" in during, "the run never came so far"
+    build.snakemake()
+    after = build.started()
+    for name, time_made in during.items():
+        if "/" not in name:  # batches as a whole are written again, their members are not
+            assert after[name] == time_made, name
+    assert set(before) <= set(after)
+    assert {build.row(name).status for name in ("parse-1.20.1", "calc-1")} == {"ok"}
+
+
+def test_a_damaged_layer_is_found_and_built_again(build: Build) -> None:
+    layer = build.row("parse-1.20.1").layers[-1]
+    (packed,) = (build.results / "store").rglob(f"{layer.digest.removeprefix('sha256:')}*")
+    packed.chmod(0o644)
+    content = bytearray(packed.read_bytes())
+    content[len(content) // 2] ^= 1
+    packed.write_bytes(content)
+    found = build.minisandbox("store", "verify")
+    assert found.returncode == 1
+    assert layer.digest in found.stdout
+    assert build.minisandbox("records", "drop", "--damaged").returncode == 0
+    build.snakemake()
+    assert build.minisandbox("store", "verify").returncode == 0
+    assert build.row("parse-1.20.1").status == "ok"
