@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import functools
 import os
-import pickle
-import shutil
 import signal
 import sys
 import warnings
@@ -161,6 +159,8 @@ def _may_map_root_range() -> bool:
 
 
 def _map_writers() -> tuple[str, str] | None:
+    import shutil  # here and below: what importing the package need not wait for
+
     path = "/usr/bin:/bin:/usr/sbin:/sbin"  # never the caller's PATH: these run with privilege
     found = [shutil.which(name, path=path) for name in ("newuidmap", "newgidmap")]
     return (found[0], found[1]) if found[0] and found[1] else None
@@ -168,7 +168,7 @@ def _map_writers() -> tuple[str, str] | None:
 
 def _subordinate(table: str, uid: int) -> int | None:
     """First id of the first line of ``table`` that is the caller's and long enough (subuid(5))."""
-    import pwd  # only callers that are not root pay for it
+    import pwd
 
     try:
         names = {str(uid), pwd.getpwuid(uid).pw_name}
@@ -199,6 +199,8 @@ def call_mapped(idmap: IdMap, function: Callable[[], T]) -> T:
     """
     if idmap.kind == "root":
         return function()
+    import pickle
+
     read_end, write_end = os.pipe()
 
     def child() -> None:
@@ -248,6 +250,8 @@ def call_mapped(idmap: IdMap, function: Callable[[], T]) -> T:
 
 
 def _pickled_error(error: BaseException) -> bytes:
+    import pickle
+
     try:
         answer = pickle.dumps((False, error))
         pickle.loads(answer)  # some exceptions pickle but cannot be built again

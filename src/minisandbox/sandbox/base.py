@@ -9,8 +9,6 @@ not its site.
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import os
 import platform
 import re
@@ -18,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from minisandbox import atomic
 from minisandbox.idmap import IdMap, remove_tree
 from minisandbox.sandbox import skeleton
 from minisandbox.sandbox.profile import Profile
@@ -70,6 +67,8 @@ def _packages() -> str:
                         found = [b"%d %d" % (status.st_size, status.st_mtime_ns)]
     except OSError:
         return "unknown"
+    import hashlib  # OpenSSL: slow to load, and not needed to start a sandbox
+
     return "sha256:" + hashlib.sha256(b"\n".join(sorted(found))).hexdigest() if found else "unknown"
 
 
@@ -100,6 +99,7 @@ def ensure_skeleton(scratch: Path, profile: Profile, idmap: IdMap) -> Path:
     plan = _plan(stamp, profile.hostname, profile.network)
     target = scratch / f"base-{plan[0]}-{idmap.key}"
     if not target.is_dir():
+        from minisandbox import atomic
 
         def fill(work: Path) -> None:
             try:
@@ -117,7 +117,9 @@ def _plan(stamp: Any, hostname: str, network: str) -> tuple[str, list[skeleton.E
     # Keyed by the dates of what is read, so that reading a thousand small files is done once a
     # process.
     entries = skeleton.entries(hostname, host_network=network == "host")
-    text = json.dumps([repr(stamp[1]), [repr(entry) for entry in entries]]).encode()
+    import hashlib
+
+    text = repr([stamp[1], entries]).encode()
     return hashlib.sha256(text).hexdigest()[:16], entries
 
 

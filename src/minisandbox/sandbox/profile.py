@@ -6,8 +6,6 @@ has changed the test results of another. So a profile has an identity, and recor
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -78,5 +76,8 @@ class Profile:
 
     def digest(self) -> str:
         """``sha256:<hex>`` of the canonical JSON of :meth:`identity`."""
+        import hashlib  # slow to load (OpenSSL), and only wanted where records are written
+        import json
+
         text = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
         return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
