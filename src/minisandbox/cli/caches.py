@@ -181,17 +181,17 @@ def _print_row(row: ManifestRow) -> None:
     if row.status == "failed":
         pairs.insert(2, ("reason", f"[{row.reason_kind}, stage {row.failed_stage}] {row.reason}"))
     for name, value in pairs:
-        print(f"{name + ':':15}{value}")
+        print(f"{name + ':':17}{value}")
     for layer in row.layers:
-        print(f"{'layer:':15}{layer.kind:12} {readable_size(layer.size):>9}  {layer.digest}")
+        print(f"{'layer:':17}{layer.kind:12} {readable_size(layer.size):>9}  {layer.digest}")
     if row.gold_resolved is not None:
         print(
-            f"{'validation:':15}gold {_word(row.gold_resolved)} in {row.gold_seconds} s, "
+            f"{'validation:':17}gold {_word(row.gold_resolved)} in {row.gold_seconds} s, "
             f"empty patch {_word(bool(row.empty_resolved))} in {row.empty_seconds} s"
         )
     for name, log in codec.encode(row.logs).items():
         if log:
-            print(f"{name + ' log:':15}{log}")
+            print(f"{name + ' log:':17}{log}")
     if row.log_tail:
         print("\n" + row.log_tail)
     if row.problem_statement:

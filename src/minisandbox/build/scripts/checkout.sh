@@ -17,7 +17,8 @@ git config core.autocrlf false
 git config core.untrackedCache false
 git config gc.auto 0
 mkdir -p .git/info
-: > .git/info/exclude
+# What running Python leaves behind is nobody's change; not every project says so itself.
+printf '%s\n' '__pycache__/' '*.py[co]' '.pytest_cache/' > .git/info/exclude
 git -c protocol.file.allow=always fetch -q --no-tags ${depth:+--depth "$depth"} \
     --upload-pack "git $trust upload-pack" "file://$mirror" "$commit"
 git checkout -q -B main "$commit"
