@@ -17,7 +17,8 @@ from pathlib import Path
 import pytest
 
 from minisandbox.build import releases
-from minisandbox.build.package_index import DEFAULT_INDEX, Index, download, find_release
+from minisandbox.build.package_index import Index, download, find_release
+from minisandbox.build.upstream import DEFAULT_INDEX, pip_settings
 from minisandbox.errors import StageFailed
 
 #: What a tar member is: bytes are a file, text is a symlink, a TarInfo is itself.
@@ -230,17 +231,23 @@ def test_an_index_without_the_json_api_is_named(server: Server) -> None:
         find_release("sample", "1.0", index=server.index)
 
 
-def test_the_index_is_the_one_of_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_index_is_the_one_of_pip(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     config = tmp_path / "pip.conf"
+    pip_settings.cache_clear()
+    request.addfinalizer(pip_settings.cache_clear)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
     monkeypatch.setenv("PIP_INDEX_URL", "https://user:pw@mirror.test/simple/")
     assert str(Index.of_this_machine()) == "https://mirror.test/simple"
 
     monkeypatch.delenv("PIP_INDEX_URL")
+    pip_settings.cache_clear()
     config.write_text("[global]\nindex-url = https://configured.test/simple\n")
     assert str(Index.of_this_machine()) == "https://configured.test/simple"
 
     config.write_text("")
+    pip_settings.cache_clear()
     assert str(Index.of_this_machine()) == DEFAULT_INDEX
 
 

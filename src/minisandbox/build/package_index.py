@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import sys
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,17 +21,13 @@ import requests
 from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
 
-from minisandbox import atomic, process
+from minisandbox import atomic
+from minisandbox.build.upstream import DEFAULT_INDEX, certificates, index_url
 from minisandbox.errors import StageFailed
-
-DEFAULT_INDEX = "https://pypi.org/simple"
 
 _JSON_API = "application/vnd.pypi.simple.v1+json"
 #: Seconds to connect and between two pieces of an answer: a dead mirror must not hold a job.
 _TIMEOUT = (20, 60)
-#: Where people name their certificate bundle. requests alone reads the second and third, so an
-#: index that pip reaches with one of the others would be refused here.
-_CA_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
 
 
 @dataclass(frozen=True)
@@ -62,9 +56,8 @@ class Index:
 
     @classmethod
     def of_this_machine(cls) -> Index:
-        """The index that pip uses here: ``PIP_INDEX_URL``, then its configuration, then PyPI."""
-        configured = os.environ.get("PIP_INDEX_URL", "").strip() or _configured_for_pip()
-        return cls(configured or DEFAULT_INDEX)
+        """The index that pip uses here."""
+        return cls(index_url())
 
     def page(self, project: str) -> str:
         """The address of a project's file list; addresses in it are relative to it."""
@@ -94,17 +87,6 @@ class Index:
                 f"{self} answers with {kind} instead of the JSON simple API (PEP 691)",
                 hint=f"set PIP_INDEX_URL to an index that has it, such as {DEFAULT_INDEX}",
             ) from None
-
-
-def _configured_for_pip() -> str:
-    """``index-url`` of pip's configuration files, or nothing."""
-    # Not `pip config get`: that reads one file only, and misses what is in /etc/pip.conf.
-    listed = process.run([sys.executable, "-m", "pip", "config", "list"], check=False)
-    for line in listed.stdout.decode("utf-8", "replace").splitlines():
-        key, _, value = line.partition("=")
-        if key == "global.index-url":
-            return value.strip("'\"")
-    return ""  # also where this interpreter has no pip
 
 
 def find_release(project: str, version: str, *, index: Index) -> Release:
@@ -194,14 +176,14 @@ def _sha256(path: Path) -> str:
 
 def _get(url: str, what: str, server: str) -> requests.Response:
     """A streamed answer of status 200; all else is ``StageFailed``, transient where it may pass."""
-    bundles = (os.environ.get(name) for name in _CA_VARIABLES)
+    bundle = certificates()
     try:
         response = requests.get(
             url,
             headers={"Accept": f"{_JSON_API}, */*;q=0.1"},
             timeout=_TIMEOUT,
             stream=True,
-            verify=next((bundle for bundle in bundles if bundle), True),
+            verify=True if bundle is None else str(bundle),
         )
     except requests.RequestException as error:
         raise _broken_transfer(what, server, error) from error

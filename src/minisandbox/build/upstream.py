@@ -1,10 +1,12 @@
-"""The package index that this machine's pip is configured for, as settings for installers in a
-sandbox.
+"""The package index that this machine's pip is configured for, and its certificates.
+
+Read once a process, from pip itself, so that its files, sections and variables count as they do for
+pip. What installers in a sandbox need of it comes as variables and binds.
 """
 
 from __future__ import annotations
 
-import configparser
+import ast
 import functools
 import os
 import ssl
@@ -13,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from minisandbox import process
 from minisandbox.sandbox import Bind
 
 DEFAULT_INDEX = "https://pypi.org/simple"
@@ -31,16 +34,51 @@ class IndexSettings:
     binds: tuple[Bind, ...]
 
 
+#: Variables by which people name a certificate bundle, pip's own first.
+_CA_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
+
+
+@functools.cache
+def pip_settings() -> Mapping[str, str]:
+    """Pip's options by name, from its files and the environment; empty where there is no pip."""
+    # Not `pip config get`: that reads one file only, and misses what is in /etc/pip.conf.
+    listed = process.run([sys.executable, "-m", "pip", "config", "list"], check=False)
+    lines = listed.stdout.decode("utf-8", "replace").splitlines()
+    settings: dict[str, str] = {}
+    for section in ("global.", "install.", ":env:."):  # the later ones win
+        for line in lines:
+            name, _, value = line.partition("=")
+            if name.startswith(section):
+                settings[name.removeprefix(section)] = str(ast.literal_eval(value))
+    return settings
+
+
+def index_url() -> str:
+    """The address of the index."""
+    return pip_settings().get("index-url", "").strip() or DEFAULT_INDEX
+
+
+def certificates() -> Path | None:
+    """A bundle that was configured, else the system's; ``None`` leaves clients to their own."""
+    named = (
+        *(os.environ.get(name) for name in _CA_VARIABLES),
+        pip_settings().get("cert"),
+        ssl.get_default_verify_paths().cafile,
+        "/etc/ssl/certs/ca-certificates.crt",  # Debian's interpreters name a folder only
+    )
+    return next((Path(name).resolve() for name in named if name and Path(name).is_file()), None)
+
+
 @functools.cache
 def index_settings() -> IndexSettings:
-    """Read once a process: ``PIP_*`` variables first, then pip's configuration files, then the
-    defaults.
-    """
-    configured = _pip_configuration()
-    url = os.environ.get("PIP_INDEX_URL") or configured.get("index-url") or DEFAULT_INDEX
-    extra = os.environ.get("PIP_EXTRA_INDEX_URL") or configured.get("extra-index-url") or ""
+    """What makes pip and uv in a sandbox use this machine's index."""
+    url = index_url()
     # Folders of this host are not the index: they are not there on the next machine, nor inside.
-    extra = " ".join(part for part in extra.split() if part.startswith(("http://", "https://")))
+    extra = " ".join(
+        part
+        for part in pip_settings().get("extra-index-url", "").split()
+        if part.startswith(("http://", "https://"))
+    )
     variables = {"PIP_INDEX_URL": url, "UV_DEFAULT_INDEX": url, "PIP_DEFAULT_TIMEOUT": "60"}
     if extra:
         variables |= {"PIP_EXTRA_INDEX_URL": extra, "UV_INDEX": extra}
@@ -49,52 +87,9 @@ def index_settings() -> IndexSettings:
             if spelling in os.environ:
                 variables[spelling] = os.environ[spelling]
     binds: tuple[Bind, ...] = ()
-    certificates = _certificates(configured)
-    if certificates is not None:
-        binds = (Bind(source=certificates, target=_CERTIFICATES),)
-        for name in ("PIP_CERT", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+    bundle = certificates()
+    if bundle is not None:
+        binds = (Bind(source=bundle, target=_CERTIFICATES),)
+        for name in (*_CA_VARIABLES, "GIT_SSL_CAINFO"):
             variables[name] = _CERTIFICATES
     return IndexSettings(url, variables, binds)
-
-
-def _certificates(configured: Mapping[str, str]) -> Path | None:
-    """A bundle that was configured, else the system's; ``None`` leaves installers to the one they
-    carry.
-    """
-    named = (
-        os.environ.get("PIP_CERT"),
-        os.environ.get("SSL_CERT_FILE"),
-        configured.get("cert"),
-        ssl.get_default_verify_paths().cafile,
-    )
-    return next((Path(name).resolve() for name in named if name and Path(name).is_file()), None)
-
-
-def _pip_configuration() -> dict[str, str]:
-    """The merged ``[global]`` and ``[install]`` sections of pip's files, as ``pip config debug``
-    orders them.
-    """
-    environment = os.environ.get("PIP_CONFIG_FILE")
-    if environment == os.devnull:
-        return {}
-    home = Path.home()
-    xdg = os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg"
-    files = [
-        *(Path(folder) / "pip/pip.conf" for folder in reversed(xdg.split(":"))),
-        Path("/etc/pip.conf"),
-        home / ".pip/pip.conf",
-        Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config") / "pip/pip.conf",
-        Path(sys.prefix) / "pip.conf",
-        *([Path(environment)] if environment else []),
-    ]
-    parser = configparser.RawConfigParser(strict=False)
-    for file in files:
-        try:
-            parser.read(file, encoding="utf-8")
-        except (configparser.Error, OSError, UnicodeDecodeError):
-            continue  # pip itself says what is wrong with it
-    merged: dict[str, str] = {}
-    for section in ("global", "install"):
-        if parser.has_section(section):
-            merged.update(parser.items(section))
-    return merged
