@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import shutil
 import signal
 import subprocess
@@ -431,6 +433,35 @@ def test_the_command_line(build: Build) -> None:
     assert verified.returncode == 0
     assert " 0 damaged or missing" in verified.stdout
     assert build.minisandbox("records", "ls", "--failed").stdout.count("no-such-commit") == 2
+
+
+def test_a_shell_is_interactive(build: Build) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(build.folder)
+        os.execv(MINISANDBOX, ["minisandbox", "shell", "calc-1"])
+    with open(terminal, "r+b", buffering=0) as screen:
+
+        def until(text: bytes) -> bytes:
+            seen = b""
+            while text not in seen:
+                assert select.select([screen], [], [], 60)[0], seen
+                seen += screen.read(65536)
+            return seen
+
+        assert b"(calc-1)" in until(b"/testbed# ")
+        screen.write(b"sleep 100 &\n")
+        until(b"[1]")
+        screen.write(b"jobs; tty; which python; fg\n")
+        seen = until(b"python\r\nsleep 100")
+        assert b"Running" in seen
+        assert b"/dev/pts/" in seen
+        assert b"/opt/miniconda3/envs/testbed/bin/python" in seen
+        screen.write(b"\x1a")
+        until(b"Stopped")
+        screen.write(b"kill %1; exit 3\n")
+        until(b"exit")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
 
 
 def test_a_layer_is_the_same_however_often_it_is_built(build: Build) -> None:

@@ -55,7 +55,7 @@ def manifest_schema() -> pa.Schema:
     return pa.schema(_arrow_fields(ManifestRow))
 
 
-def _arrow_fields(cls: type) -> list[pa.Field]:
+def _arrow_fields(cls: type) -> list[pa.Field[Any]]:
     hints = typing.get_type_hints(cls)
     return [pa.field(item.name, _arrow_type(hints[item.name])) for item in dataclasses.fields(cls)]
 
