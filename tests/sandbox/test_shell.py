@@ -8,6 +8,7 @@ import pty
 import select
 import signal
 import struct
+import subprocess
 import sys
 import termios
 import time
@@ -93,3 +94,29 @@ def test_a_person_can_work_in_it(typist: Typist) -> None:
     typist.wait_for("Running")
     typist.type("exit 7\r")
     typist.wait_for("code=7")
+
+
+@pytest.mark.parametrize("typed", [b"", b"echo $((40+2)); exit 7\n", b"cat > /tmp/x\n" + b"a" * 70])
+def test_without_a_terminal_the_end_of_input_ends_it(
+    scratch: Path, idmap: IdMap, typed: bytes
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(scratch), idmap.kind],
+        input=typed,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (b"code=7" if b"exit 7" in typed else b"code=") in done.stdout
+
+
+def test_more_input_than_the_terminal_holds(scratch: Path, idmap: IdMap) -> None:
+    text = b"cat > /tmp/x; wc -c < /tmp/x\n" + b"line of text that is echoed\n" * 5000
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(scratch), idmap.kind],
+        input=text,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(len(text) - len(b"cat > /tmp/x; wc -c < /tmp/x\n")).encode() in done.stdout

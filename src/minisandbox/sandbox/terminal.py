@@ -18,6 +18,9 @@ from contextlib import contextmanager
 from minisandbox.sandbox import wire
 
 _END_OF_INPUT = b"\x04"
+#: Milliseconds between two ends of input.
+_END_AGAIN_MS = 300
+_CHUNK = 1 << 12
 
 
 def size() -> tuple[int, int]:
@@ -70,22 +73,68 @@ def _following_size(master: int) -> Generator[None, None, None]:
         signal.signal(signal.SIGWINCH, before)
 
 
+class _Keyboard:
+    """What is still to be typed: never written blockingly, for the inner side may itself be waiting
+    for its output to be read.
+    """
+
+    def __init__(self, source: int, master: int) -> None:
+        self.source = source
+        self.master = master
+        self.pending = b""
+        self.ended = False
+
+    def read(self) -> None:
+        """Take what the caller typed, or note that there will be no more."""
+        data = os.read(self.source, _CHUNK)
+        self.pending += data
+        self.ended = not data
+
+    def write(self) -> None:
+        """Type as much as the inner terminal takes now."""
+        try:
+            self.pending = self.pending[os.write(self.master, self.pending) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # EIO: nobody is left to read it
+            self.pending, self.ended = b"", False
+
+    def end(self) -> None:
+        """Type the end of input: again and again, for a program that is just changing the mode of
+        its terminal loses what was typed before.
+        """
+        if self.ended and not self.pending:
+            self.pending = _END_OF_INPUT
+            self.write()
+
+
 def relay(master: int, channel: socket.socket) -> list[str]:
     """Copy both ways until the program inside ends; returns the monitor's last packet. Closes
     ``master``.
     """
     source, sink = _fd(sys.stdin, 0), _fd(sys.stdout, 1)
-    poller = select.poll()
-    for fd in (source, master, channel.fileno()):
-        poller.register(fd, select.POLLIN)
+    os.set_blocking(master, False)
+    keyboard = _Keyboard(source, master)
     try:
         with _raw(source), _following_size(master):
+            screen = True
             while True:
-                ready = {fd for fd, _ in poller.poll()}
-                if master in ready and not _copy(master, sink):
-                    poller.unregister(master)
-                if source in ready and not _type(source, master):
-                    poller.unregister(source)
+                poller = select.poll()
+                poller.register(channel.fileno(), select.POLLIN)
+                if not keyboard.ended and len(keyboard.pending) < _CHUNK:
+                    poller.register(source, select.POLLIN)
+                events = select.POLLIN if screen else 0
+                if events or keyboard.pending:
+                    poller.register(master, events | (select.POLLOUT if keyboard.pending else 0))
+                ready = dict(poller.poll(_END_AGAIN_MS if keyboard.ended else None))
+                if not ready:
+                    keyboard.end()
+                if ready.get(master, 0) & select.POLLOUT:
+                    keyboard.write()
+                if ready.get(master, 0) & ~select.POLLOUT:
+                    screen = _copy(master, sink)
+                if source in ready:
+                    keyboard.read()
                 if channel.fileno() in ready:
                     fields, _ = wire.receive(channel)
                     _drain(master, sink)
@@ -94,15 +143,11 @@ def relay(master: int, channel: socket.socket) -> list[str]:
         os.close(master)
 
 
-def _type(source: int, master: int) -> bool:
-    data = os.read(source, 1 << 12)
-    _write(master, data or _END_OF_INPUT)
-    return bool(data)
-
-
 def _copy(master: int, sink: int) -> bool:
     try:
         data = os.read(master, 1 << 16)
+    except BlockingIOError:
+        return True
     except OSError:  # EIO: every process on the inner terminal is gone
         return False
     _write(sink, data)
@@ -110,9 +155,10 @@ def _copy(master: int, sink: int) -> bool:
 
 
 def _drain(master: int, sink: int) -> None:
-    os.set_blocking(master, False)
+    poller = select.poll()
+    poller.register(master, select.POLLIN)
     for _ in range(64):  # a process left in the background may print for ever
-        if not _copy(master, sink):
+        if not poller.poll(0) or not _copy(master, sink):
             return
 
 
