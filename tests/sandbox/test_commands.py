@@ -178,3 +178,16 @@ def test_pkill_does_not_find_the_shell_that_runs_it(box: Sandbox) -> None:
     script = "sleep 1000 & sleep 0.1; pkill -f 'sleep 1000'; echo survived"
     result = box.run(script)
     assert b"survived" in result.stdout
+
+
+def test_output_is_told_as_it_comes(box: Sandbox) -> None:
+    seen: list[tuple[str, bytes, float]] = []
+    script = "echo one; echo two >&2; sleep 1; echo three"
+    result = box.run(script, on_output=lambda *piece: seen.append((*piece, time.monotonic())))
+    assert [piece[:2] for piece in seen if piece[0] == "stdout"] == [
+        ("stdout", b"one\n"),
+        ("stdout", b"three\n"),
+    ]
+    assert ("stderr", b"two\n") in [piece[:2] for piece in seen]
+    assert seen[-1][2] - seen[0][2] > 0.5, "everything came at the end"
+    assert result.stdout == b"one\nthree\n"

@@ -209,10 +209,12 @@ def run_command(arguments: argparse.Namespace) -> int:
         print("minisandbox run: no command given; put it after --", file=sys.stderr)
         return EXIT_USAGE
     with _instance(arguments) as instance:
-        result = instance.run(words[0] if len(words) == 1 else words, timeout=arguments.timeout)
-        sys.stdout.buffer.write(result.stdout)
-        sys.stdout.flush()
-        sys.stderr.buffer.write(result.stderr)
+        result = instance.run(
+            words[0] if len(words) == 1 else words,
+            timeout=arguments.timeout,
+            max_output=0,
+            on_output=_print_piece,
+        )
         if result.timed_out:
             print(f"minisandbox: ended after {arguments.timeout:g} s", file=sys.stderr)
         if arguments.diff:
@@ -220,6 +222,12 @@ def run_command(arguments: argparse.Namespace) -> int:
 
             atomic.write_bytes(arguments.diff, instance.diff())
     return result.exit_code
+
+
+def _print_piece(stream: str, data: bytes) -> None:
+    out = sys.stdout.buffer if stream == "stdout" else sys.stderr.buffer
+    out.write(data)
+    out.flush()
 
 
 def open_shell(arguments: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ venv active.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -56,6 +56,7 @@ class Instance:
         timeout: float | None = None,
         max_output: int = 16 * 2**20,
         merge_stderr: bool = False,
+        on_output: Callable[[str, bytes], None] | None = None,
     ) -> Result:
         """Run shell text or an argv in ``/testbed``; see ``Sandbox.run``."""
         return self.sandbox.run(
@@ -67,6 +68,7 @@ class Instance:
             timeout=timeout,
             max_output=max_output,
             merge_stderr=merge_stderr,
+            on_output=on_output,
         )
 
     def read_file(self, path: str) -> bytes:

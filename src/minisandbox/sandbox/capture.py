@@ -10,6 +10,7 @@ import socket
 import termios
 import time
 from collections import deque
+from collections.abc import Callable
 
 from minisandbox.sandbox import wire
 
@@ -21,7 +22,8 @@ KILL_PATIENCE = 15.0
 class Stream:
     """The beginning and the end of a stream, at most ``limit`` bytes in all."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, watch: Callable[[bytes], None] | None = None) -> None:
+        self._watch = watch
         self._head_room = limit - limit // 2
         self._tail_limit = limit // 2
         self._head = bytearray()
@@ -31,6 +33,8 @@ class Stream:
 
     def add(self, data: bytes) -> None:
         """Append ``data``; what falls out of the middle is counted."""
+        if self._watch is not None and data:
+            self._watch(data)
         if self._head_room:
             self._head += data[: self._head_room]
             taken = min(len(data), self._head_room)

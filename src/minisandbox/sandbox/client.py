@@ -14,7 +14,8 @@ import posixpath
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -109,6 +110,7 @@ class Sandbox:
         timeout: float | None = None,
         max_output: int = 16 * _MIB,
         merge_stderr: bool = False,
+        on_output: Callable[[str, bytes], None] | None = None,
     ) -> Result:
         """Run ``command`` and return when it has ended, or ``timeout`` seconds have passed.
 
@@ -117,8 +119,9 @@ class Sandbox:
         background live on, and what they print later is dropped. A timeout ends the command's whole
         tree, background processes and daemons included, and keeps the output so far. Standard input
         is /dev/null unless given. Of each stream ``max_output`` bytes are kept, its beginning and
-        its end. Raises ``SandboxDied`` when the sandbox is gone, ``SandboxFileError`` when ``user``
-        is unknown.
+        its end. ``on_output`` is called in this thread with ``"stdout"`` or ``"stderr"`` and every
+        piece as it comes. Raises ``SandboxDied`` when the sandbox is gone, ``SandboxFileError``
+        when ``user`` is unknown.
         """
         request, files = self._command(command, env, cwd, user)
         request["merge"] = merge_stderr
@@ -129,7 +132,10 @@ class Sandbox:
         token, channel = self._request(request, files)
         with channel:
             _, pipes = self._reply(channel, "streams", timeout)
-            streams = [capture.Stream(max_output) for _ in pipes]
+            streams = [
+                capture.Stream(max_output, partial(on_output, name) if on_output else None)
+                for name, _ in zip(("stdout", "stderr"), pipes, strict=False)
+            ]
             deadline = None if timeout is None else started + timeout
             ended = capture.collect(channel, pipes, streams, deadline)
         code = self._exit_code(ended, token)
