@@ -459,8 +459,9 @@ def test_a_shell_is_interactive(build: Build) -> None:
         assert b"/opt/miniconda3/envs/testbed/bin/python" in seen
         screen.write(b"\x1a")
         until(b"Stopped")
-        screen.write(b"kill %1; exit 3\n")
-        until(b"exit")
+        # bash leaves no stopped job behind on the first `exit`, and TERM takes it a moment.
+        screen.write(b"kill -9 %1; wait; echo waited; exit 3\n")
+        until(b"\r\nwaited")
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
 
 
