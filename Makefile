@@ -27,8 +27,8 @@ test-unit: venv-dev  ## tests of pure logic
 test-sandbox: venv-dev  ## the sandbox and the field's known hazards, as whoever you are
 	@$(PYTEST) tests/sandbox tests/hazards
 
-test-sandbox-user: venv-dev  ## root only: unit, sandbox and hazards once more as an ordinary user
-	@.venv/bin/python tools/as_ordinary_user.py -m pytest -rs -p no:cacheprovider tests/unit tests/sandbox tests/hazards
+test-sandbox-user: venv-dev  ## root only: all of this, and the main job, once more as an ordinary user
+	@.venv/bin/python tools/as_ordinary_user.py -m pytest -rs -p no:cacheprovider tests/unit tests/sandbox tests/hazards tests/workflow/test_end_to_end.py
 
 test-workflow: venv-dev  ## the pipeline end to end (needs the package index)
 	@$(PYTEST) tests/workflow
