@@ -38,6 +38,7 @@ STAGES = frozenset(
 #: ... and those that stages share.
 SHARED = frozenset(
     {
+        "batches",
         "checkout",
         "config",
         "dataset",

@@ -40,14 +40,14 @@ def test_a_record_survives_the_round_trip(tmp_path: Path) -> None:
     ("change", "said"),
     [
         ({"stagee": 1}, "key 'stagee'"),
-        ({"seconds": "1"}, ".seconds"),
-        ({"seconds": None}, ".seconds"),
+        ({"seconds": "1"}, "'seconds'"),
+        ({"seconds": None}, "'seconds'"),
         ({"status": "good"}, "'ok', 'failed'"),
-        ({"schema": True}, ".schema"),
-        ({"layers": {}}, ".layers"),
-        ({"layers": [{"kind": "environment"}]}, ".layers[0]: key 'digest'"),
-        ({"failure": []}, ".failure"),
-        ({"lock": [1]}, ".lock[0]"),
+        ({"schema": True}, "'schema'"),
+        ({"layers": {}}, "'layers'"),
+        ({"layers": [{"kind": "environment"}]}, "'layers[0].digest'"),
+        ({"failure": []}, "'failure'"),
+        ({"lock": [1]}, "'lock[0]'"),
     ],
 )
 def test_what_does_not_fit_is_named(change: dict[str, object], said: str) -> None:

@@ -137,6 +137,45 @@ def test_test_lists_come_in_many_shapes(project: Project) -> None:
     assert [item["pass_to_pass"] for item in instances] == [[], [], None]
 
 
+def test_a_narrower_selection_leaves_every_name_as_it_was(project: Project) -> None:
+    (project.root / "recipes/aaa.yaml").write_text(RECIPE.replace("owner/name", "owner/twin"))
+    twin = {**ROW, "repo": "owner/twin", "instance_id": "twin-1"}
+    project.rows(twin, *({**ROW, "instance_id": f"n-{i}"} for i in range(45)))
+    everything = project.plan()
+    project.config["instances"] = ["n-30", "n-44"]
+    narrow = project.plan()
+    assert narrow.instances == 2
+    (environment,) = narrow.environments
+    assert environment in everything.environments
+    batches = narrow.environments[environment].batches
+    assert {name: batch.instances for name, batch in batches.items()} == {
+        "name-0001": 1,
+        "name-0002": 1,
+    }
+
+
+def test_a_job_of_the_run_takes_the_plan_as_it_is(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = project.plan()
+    monkeypatch.setattr(plan, "base_identity", lambda: {"kind": "host", "libc": "another"})
+    assert plan.ensure_plan(project.config, ["config.yaml"], read_only=True) == index
+    assert project.plan().environments.keys() != index.environments.keys()
+
+
+def test_further_columns_become_json(project: Project) -> None:
+    pandas = pytest.importorskip("pandas")
+    when = pandas.Timestamp("2024-01-02")
+    pandas.DataFrame([{**ROW, "b": b"\0\1", "when": when, "nan": float("nan")}]).to_parquet(
+        project.root / "rows.parquet"
+    )
+    project.dataset("name: m\nkind: rows\npath: rows.parquet\n")
+    project.plan()
+    (batch,) = (project.root / "results/plan/batches").rglob("*.json")
+    (instance,) = json.loads(batch.read_text())["instances"]
+    assert instance["extra"] == {"b": "AAE=", "when": "2024-01-02T00:00:00", "nan": None}
+
+
 def change(**values: Any) -> Callable[[Project], None]:
     return lambda project: project.config.update(values)
 
@@ -191,6 +230,11 @@ BAD_INPUT: list[tuple[str, Callable[[Project], None], tuple[str, ...]]] = [
     ("no commit", rows(without("base_commit")), ("row 1", "'base_commit'", "missing")),
     ("null commit", rows({**ROW, "base_commit": None}), ("row 1", "'base_commit'")),
     ("commit like an option", rows({**ROW, "base_commit": "--x"}), ("row 1", "'base_commit'")),
+    ("a branch as commit", rows({**ROW, "base_commit": "main"}), ("row 1", "'base_commit'")),
+    ("half a character", rows({**ROW, "patch": "\ud800"}), ("row 1", "'patch'", "surrogate")),
+    ("half a character in a further column", rows({**ROW, "x": ["\ud800"]}), ("row 1", "'x'")),
+    ("nested without end", rows("[" * 100_000), ("row 1", "not JSON")),
+    ("a name without end", rows({**ROW, "repo": "a/" + "b" * 400}), ("row 1", "'repo'")),
     ("repository that climbs", rows({**ROW, "repo": "../x"}), ("row 1", "'repo'")),
     ("id with a slash", rows({**ROW, "instance_id": "a/b"}), ("row 1", "'instance_id'")),
     ("number for text", rows({**ROW, "patch": []}), ("row 1", "'patch'", "list")),

@@ -11,7 +11,11 @@ from minisandbox.build.plan import ensure_plan
 from minisandbox.errors import InvalidInput
 
 try:
-    PLAN = ensure_plan(dict(config), [str(path) for path in workflow.configfiles])
+    PLAN = ensure_plan(
+        dict(config),
+        [str(path) for path in workflow.configfiles],
+        read_only=not workflow.is_main_process,
+    )
 except InvalidInput as refused:
     # An exception would come out as Snakemake's, wrapped in a traceback and with exit code 1.
     print(refused, file=sys.stderr)

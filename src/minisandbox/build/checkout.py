@@ -46,11 +46,23 @@ class Head:
 
 
 def make_checkout(
-    mirror: Path, revision: str, *, history: History, store: Store, log: Path, name: str, url: str
+    mirror: Path,
+    revision: str,
+    *,
+    history: History,
+    store: Store,
+    log: Path,
+    name: str,
+    url: str,
+    clone: str,
 ) -> Checkout:
     """Check out ``revision`` at ``/testbed`` and pack it; raises ``StageFailed`` of kind
     ``commit``.
     """
+    if not mirror.is_dir():
+        raise StageFailed(
+            "clone", f"the mirror {mirror} is gone", hint=f"run `minisandbox records drop {clone}`"
+        )
     bind = Bind(source=mirror.resolve(), target=f"{TOOLS}/mirror")
     depth = (
         {"none": "1", "full": ""}.get(history)
@@ -69,7 +81,7 @@ def make_checkout(
                 "commit",
                 f"{url} has no commit {revision}",
                 hint="check the row's 'base_commit'; if it is newer than the mirror, run "
-                f"`minisandbox records drop {name}` and try again",
+                f"`minisandbox records drop {clone}` and `snakemake` again",
             )
         if result.exit_code != 0:
             raise StageFailed(

@@ -14,8 +14,9 @@ from pathlib import Path
 import git
 from tqdm import tqdm
 
-from minisandbox import atomic, keys
+from minisandbox import atomic, keys, process
 from minisandbox.build import stage
+from minisandbox.build.dropping import spare
 from minisandbox.build.releases import Index, build_repository, find_release
 from minisandbox.errors import StageFailed
 from minisandbox.records import codec
@@ -48,8 +49,10 @@ def run(plan_path: Path, record_path: Path, attempt: stage.Attempt) -> stage.End
     plan = codec.read(RepositoryPlan, plan_path)
     log = record_path.with_suffix(".log")
     inputs = keys.digest_of({"plan": codec.encode(plan)})
-    if not (Path(plan.mirror) / "HEAD").exists():
-        record_path.unlink(missing_ok=True)  # somebody removed the mirror that the record speaks of
+    if not _is_complete(plan):
+        # Somebody removed the mirror that the record speaks of, or rows ask for newer commits.
+        record_path.unlink(missing_ok=True)
+        spare(record_path).unlink(missing_ok=True)
 
     def work() -> CloneRecord:
         return _from_releases(plan) if plan.kind == "release-pairs" else _from_git(plan)
@@ -66,12 +69,26 @@ def run(plan_path: Path, record_path: Path, attempt: stage.Attempt) -> stage.End
     )
 
 
+def _is_complete(plan: RepositoryPlan) -> bool:
+    """Whether there is a mirror that holds every base commit in use."""
+    mirror = Path(plan.mirror)
+    if not (mirror / "HEAD").exists():
+        return False
+    listing = "".join(f"{revision}\n" for revision in plan.revisions).encode()
+    argv = ["git", "-C", mirror, "cat-file", "--batch-check"]
+    found = process.run(argv, stdin=listing, env={**os.environ, **_environment()}, check=False)
+    lines = found.stdout.decode("utf-8", "replace").splitlines()
+    return found.returncode == 0 and not any(line.endswith(" missing") for line in lines)
+
+
 def _from_git(plan: RepositoryPlan) -> CloneRecord:
     mirror = Path(plan.mirror)
     if mirror.exists():
         _update(plan, mirror)
     else:
         mirror.parent.mkdir(parents=True, exist_ok=True)
+        for abandoned in mirror.parent.glob(f".{mirror.name}.*.tmp"):
+            shutil.rmtree(abandoned, ignore_errors=True)  # of a killed clone; we hold the lock
         temporary = Path(
             tempfile.mkdtemp(prefix=f".{mirror.name}.", suffix=".tmp", dir=mirror.parent)
         )

@@ -11,8 +11,10 @@ folders and hub names go through ``datasets``.
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,8 +28,9 @@ from minisandbox.records.plan import InstancePlan, ReleasePair
 
 _INSTANCE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
 _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*")
-#: A commit, tag or branch; never something git could take for an option or a range.
-_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_/+-]*(\.[A-Za-z0-9_/+-]+)*")
+#: A commit hash, full or shortened. A branch or tag could move, and its instance with it.
+_COMMIT = re.compile(r"[0-9a-f]{7,64}")
+_LONGEST_NAME = 200
 
 _TEXT_KEYS = ("version", "patch", "test_patch", "problem_statement", "hints_text")
 _KNOWN = {"instance_id", "repo", "base_commit", "FAIL_TO_PASS", "PASS_TO_PASS", *_TEXT_KEYS}
@@ -98,14 +101,18 @@ def normalise_row(
     values: dict[str, Any] = {"dataset": dataset}
     values["instance_id"] = _required(data, "instance_id", _INSTANCE_ID, where)
     values["repo"] = _required(data, "repo", _REPO, where)
-    values["base_commit"] = _required(data, "base_commit", _REVISION, where)
+    values["base_commit"] = _required(data, "base_commit", _COMMIT, where)
     for key in _TEXT_KEYS:
         values[key] = _text(data.get(key), f"{where}: key {key!r}")
     values["fail_to_pass"] = _test_list(data, "FAIL_TO_PASS", where)
     values["pass_to_pass"] = _test_list(data, "PASS_TO_PASS", where)
     if not values["fail_to_pass"]:
         values["fail_to_pass"] = None
-    values["extra"] = {key: _jsonable(data[key]) for key in data if key not in _KNOWN}
+    values["extra"] = {
+        _encodable(key, where): _jsonable(data[key], f"{where}: key {key!r}")
+        for key in data
+        if key not in _KNOWN
+    }
     return InstancePlan(**values)
 
 
@@ -113,9 +120,15 @@ def _required(data: Mapping[str, Any], key: str, pattern: re.Pattern[str], where
     value = data.get(key)
     if value is None or value == "":
         raise InvalidInput(f"{where}: key {key!r}", "is missing")
-    if not isinstance(value, str) or not pattern.fullmatch(value):
+    if (
+        not isinstance(value, str)
+        or len(value) > _LONGEST_NAME
+        or not pattern.fullmatch(value)
+        or ".." in value
+    ):
+        shown = repr(value)[:80]
         raise InvalidInput(
-            f"{where}: key {key!r}", f"is {value!r}", f"expected text like {_example(key)}"
+            f"{where}: key {key!r}", f"is {shown}", f"expected text like {_example(key)}"
         )
     return value
 
@@ -131,7 +144,17 @@ def _text(value: Any, where: str) -> str:
         return str(value)
     if not isinstance(value, str):
         raise InvalidInput(where, f"is {type(value).__name__}", "expected text")
-    return value
+    return _encodable(value, where)
+
+
+def _encodable(text: str, where: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            where, f"holds half a surrogate pair at character {error.start}, which is no text"
+        ) from None
+    return text
 
 
 def _test_list(data: Mapping[str, Any], key: str, where: str) -> tuple[str, ...] | None:
@@ -153,15 +176,27 @@ def _test_list(data: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]
     items = cast("list[Any]", list(value))
     if not all(isinstance(item, str) for item in items):
         raise InvalidInput(f"{where}: key {key!r}", "has an entry that is not text")
-    return tuple(items)
+    return tuple(_encodable(item, f"{where}: key {key!r}") for item in items)
 
 
-def _jsonable(value: Any) -> Any:
+def _jsonable(value: Any, where: str) -> Any:
+    """A further column as JSON: arrays as lists, dates as text, bytes as base64, NaN as null."""
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if hasattr(value, "isoformat"):
-        return value.isoformat()
-    return value
+    if isinstance(value, str):
+        return _encodable(value, where)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, Mapping):
+        mapping = cast("Mapping[Any, Any]", value)
+        return {str(key): _jsonable(item, where) for key, item in mapping.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item, where) for item in cast("list[Any]", value)]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _read_local(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -208,7 +243,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 continue
             try:
                 value = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InvalidInput(f"{path}: row {number}", f"is not JSON ({error})") from None
             yield number, _row(value, f"{path}: row {number}")
 
@@ -218,6 +253,8 @@ def _read_json(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise InvalidInput(f"{path} line {error.lineno}", f"is not JSON ({error.msg})") from None
+    except RecursionError:
+        raise InvalidInput(str(path), "is not JSON (nested too deeply)") from None
     if not isinstance(values, list):
         raise InvalidInput(
             str(path), f"holds {type(values).__name__}", "expected a JSON array of rows"

@@ -17,6 +17,7 @@ from minisandbox.errors import InvalidInput
 from minisandbox.records import codec
 from minisandbox.records.manifest import SUMMARY_NAME
 from minisandbox.records.plan import PlanIndex
+from minisandbox.runtime.cache import store_of
 from minisandbox.store import Store
 
 _FOLDERS = ("sources", "interpreters", "environments")
@@ -95,7 +96,9 @@ def damaged_digests(results: Path) -> set[str]:
         for item in members(data)
         for digest in layer_digests(item)
     }
-    store = Store(Path(_plan(results).store))
+    store = Store(store_of(results))
+    if not store.root.is_dir():
+        raise InvalidInput(str(store.root), "is no store, so nothing can be said of its layers")
     bad: set[str] = set()
     for finding in store.verify(sorted(named)):
         if finding.problem is not None:

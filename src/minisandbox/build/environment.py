@@ -26,6 +26,7 @@ from minisandbox.records.plan import EnvironmentPlan
 from minisandbox.records.stages import EnvironmentRecord, InterpreterRecord
 from minisandbox.runtime.instance import CONDA, VENV
 from minisandbox.sandbox import Bind
+from minisandbox.sandbox.base import base_identity
 from minisandbox.store import Store
 
 #: Date of files where a recipe gives none (2020-01-01): which day it was built must not matter.
@@ -67,6 +68,7 @@ def run(
             raise StageFailed(
                 "interpreter", interpreter.failure.message, hint=interpreter.failure.hint
             )
+        _check_base(plan)
         return _build(plan, interpreter, store, log)
 
     return stage.run_stage(
@@ -80,6 +82,20 @@ def run(
         attempt=attempt,
         store=store,
     )
+
+
+def _check_base(plan: EnvironmentPlan) -> None:
+    """What is compiled here is compiled against this machine: it has to be the one planned for."""
+    here = base_identity()
+    differing = sorted(name for name in here if here[name] != plan.base.get(name))
+    if differing:
+        name = differing[0]
+        raise StageFailed(
+            "environment",
+            f"this machine is not the base that was planned for: {name} is {here[name]}, "
+            f"not {plan.base.get(name)}",
+            hint="build on machines of one kind, or plan again on this one",
+        )
 
 
 def _shim_digest() -> str:
@@ -131,7 +147,7 @@ def _workshop(
 
     assert interpreter.layer is not None
     binds = (
-        Bind(source=virtualenv_folder(store.root.parent / "tools"), target=f"{TOOLS}/virtualenv"),
+        Bind(source=virtualenv_folder(Path(plan.tools)), target=f"{TOOLS}/virtualenv"),
         Bind(source=Path(find_uv_bin()), target=f"{TOOLS}/bin/uv"),
     )
     with Workshop(

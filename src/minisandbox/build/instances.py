@@ -1,26 +1,21 @@
 """The instances stage: checkout on top of the environment, install inside the sandbox, smoke test,
 pack.
-
-A batch is one job. Each instance that is finished is kept beside the batch's record until that is
-written, so that an interrupted batch goes on where it was, and a changed one rebuilds only what
-changed.
 """
 
 from __future__ import annotations
 
+import functools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from minisandbox import keys
-from minisandbox.build import stage
+from minisandbox.build import batches, stage
 from minisandbox.build.checkout import INDEX, commit_install, make_checkout
 from minisandbox.build.rows import complete, release_row
 from minisandbox.build.workshop import Workshop
-from minisandbox.errors import EXIT_OK, StageFailed
+from minisandbox.errors import InvalidInput, StageFailed
 from minisandbox.records import codec
 from minisandbox.records.plan import BatchPlan, InstancePlan
 from minisandbox.records.stages import (
@@ -58,6 +53,9 @@ def run(
     """``minisandbox build instances``."""
     plan = codec.read(BatchPlan, plan_path)
     clones = [codec.read(CloneRecord, path) for path in clone_paths]
+    missing = {keys.slug(item.repo) for item in plan.instances} - {clone.key for clone in clones}
+    if missing:
+        raise InvalidInput("--clone", f"the record of {', '.join(sorted(missing))} is not given")
     batch = _Batch(
         plan=plan,
         environment=codec.read(EnvironmentRecord, environment_path),
@@ -65,54 +63,48 @@ def run(
         store=Store(Path(plan.store)),
         folder=record_path.parent,
     )
-    inputs = [_inputs(batch, instance) for instance in plan.instances]
-    finished = stage.Finished(InstanceRecord, InstancesRecord, record_path, store=batch.store)
-
-    def work() -> InstancesRecord:
-        records: list[InstanceRecord] = []
-        for instance, digest in tqdm(
-            list(zip(plan.instances, inputs, strict=True)),
-            desc=f"build {plan.environment}",
-            unit="instance",
-        ):
-            records.append(
-                finished.get(instance.instance_id, digest)
-                or _make(batch, instance, digest, attempt)
-            )
-            finished.keep(records[-1])
-        return stage.new(InstancesRecord, environment=plan.environment, instances=tuple(records))
-
-    ended = stage.run_stage(
+    members = [
+        batches.Member(
+            key=instance.instance_id,
+            inputs=_inputs(batch, instance),
+            log=_log(batch, instance),
+            work=functools.partial(_build, batch, instance),
+        )
+        for instance in plan.instances
+    ]
+    return batches.run_batch(
+        InstanceRecord,
         InstancesRecord,
         record_path,
-        stage="instances",
-        key=f"{plan.environment}/{plan.slug}",
-        inputs=keys.digest_of(inputs),
-        log=record_path.with_suffix(".log"),
-        work=work,
+        members,
+        name="instances",
+        environment=plan.environment,
         attempt=attempt,
         store=batch.store,
     )
-    if ended.exit_code == EXIT_OK:
-        finished.forget()
-    return ended
+
+
+def _log(batch: _Batch, instance: InstancePlan) -> Path:
+    return batch.folder / "logs" / f"{instance.instance_id}.build.log"
 
 
 def _inputs(batch: _Batch, instance: InstancePlan) -> str:
     """Everything that decides an instance's layers, and nothing that only its validation reads."""
     recipe = batch.plan.recipe
-    clone = batch.clones.get(keys.slug(instance.repo))
+    clone = batch.clones[keys.slug(instance.repo)]
+    release = instance.release
+    commits = (
+        [clone.commits.get(release.before), clone.commits.get(release.after)] if release else []
+    )
+    failures = [clone.failure, batch.environment.failure]
     return keys.digest_of(
         {
             "instance_id": instance.instance_id,
             "base_commit": instance.base_commit,
-            "release": codec.encode(instance.release) if instance.release else None,
-            "commits": dict(clone.commits) if clone and instance.release else {},
-            "clone": codec.encode(clone.failure) if clone and clone.failure else None,
+            "release": codec.encode(release) if release else None,
+            "commits": commits,
             "environment": [layer.digest for layer in batch.environment.layers],
-            "environment_failure": codec.encode(batch.environment.failure)
-            if batch.environment.failure
-            else None,
+            "failures": [[item.kind, item.message] for item in failures if item is not None],
             "install": [
                 recipe.install,
                 list(recipe.imports),
@@ -126,34 +118,12 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
     )
 
 
-def _make(
-    batch: _Batch, instance: InstancePlan, inputs: str, attempt: stage.Attempt
-) -> InstanceRecord:
-    log = batch.folder / "logs" / f"{instance.instance_id}.build.log"
-
-    def work() -> InstanceRecord:
-        log.unlink(missing_ok=True)
-        return _build(batch, instance, log)
-
-    return stage.make(
-        InstanceRecord,
-        stage="instances",
-        key=instance.instance_id,
-        inputs=inputs,
-        log=log,
-        work=work,
-        attempt=attempt,
-    )
-
-
-def _build(batch: _Batch, instance: InstancePlan, log: Path) -> InstanceRecord:
-    environment, recipe = batch.environment, batch.plan.recipe
+def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
+    environment, recipe, log = batch.environment, batch.plan.recipe, _log(batch, instance)
     if environment.failure is not None:
         kind = "interpreter" if environment.failure.kind == "interpreter" else "environment"
         raise StageFailed(kind, environment.failure.message, hint=environment.failure.hint)
-    clone = batch.clones.get(keys.slug(instance.repo))
-    if clone is None:
-        raise StageFailed("internal", f"no clone record was given for {instance.repo}")
+    clone = batch.clones[keys.slug(instance.repo)]
     if clone.failure is not None:
         raise StageFailed(clone.failure.kind, clone.failure.message, hint=clone.failure.hint)
     row = release_row(instance, recipe, clone)
@@ -166,6 +136,7 @@ def _build(batch: _Batch, instance: InstancePlan, log: Path) -> InstanceRecord:
         log=log,
         name=instance.instance_id,
         url=clone.url,
+        clone=clone.key,
     )
     seconds = {"checkout": clock.seconds}
     below = (*environment.layers, checkout.layer)
@@ -184,7 +155,7 @@ def _build(batch: _Batch, instance: InstancePlan, log: Path) -> InstanceRecord:
                 what="the install command",
                 purpose="install",
                 cwd=TESTBED,
-                timeout=recipe.timeout,
+                timeout=batch.plan.timeout,
                 hint="see 'install' in the recipe",
             )
         _smoke(shop, batch)
@@ -208,6 +179,17 @@ def _smoke(shop: Workshop, batch: _Batch) -> None:
     find out.
     """
     recipe = batch.plan.recipe
+    version = shop.run(
+        ["python", "-c", "import sys; print(sys.version.split()[0])"],
+        failure="install",
+        what="the environment's python",
+        purpose="smoke",
+        timeout=batch.plan.timeout,
+    ).text.strip()
+    if version != batch.environment.python:
+        raise StageFailed(
+            "install", f"the install made Python {version} of {batch.environment.python}"
+        )
     if recipe.imports:
         shop.run(
             ["python", "-c", f"import {', '.join(recipe.imports)}"],
@@ -215,7 +197,7 @@ def _smoke(shop: Workshop, batch: _Batch) -> None:
             what="importing the package",
             purpose="smoke",
             cwd=TESTBED,
-            timeout=recipe.timeout,
+            timeout=batch.plan.timeout,
             env=recipe.env,
         )
     if recipe.parser == "pytest":
@@ -228,7 +210,7 @@ def _smoke(shop: Workshop, batch: _Batch) -> None:
             what="collecting the tests",
             purpose="smoke",
             cwd=TESTBED,
-            timeout=recipe.timeout,
+            timeout=batch.plan.timeout,
             env=recipe.env,
             hint=f"see 'test' in the recipe: {shlex.quote(recipe.test)}",
         )

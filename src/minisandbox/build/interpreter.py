@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from minisandbox import keys
+from minisandbox import keys, process
 from minisandbox.build import relocate, stage
 from minisandbox.build.workshop import TOOLS, Workshop
-from minisandbox.errors import StageFailed
+from minisandbox.errors import ProcessFailed, StageFailed
 from minisandbox.records import codec
 from minisandbox.records.plan import InterpreterPlan
 from minisandbox.records.stages import InterpreterRecord
@@ -162,16 +161,9 @@ def _patterns(place: str) -> Iterator[tuple[Path, str]]:
 
 def _probe(place: str, path: Path) -> Candidate | None:
     try:
-        done = subprocess.run(
-            [path, "-I", "-c", _PROBE],
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
+        done = process.run([path, "-I", "-c", _PROBE], timeout=_PROBE_TIMEOUT, check=False)
         implementation, version, prefix, executable = json.loads(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError):
+    except (OSError, ProcessFailed, ValueError):
         return None
     if implementation != "CPython" or not re.fullmatch(r"\d+\.\d+\.\d+", version):
         return None  # a release candidate's byte-code and ABI are not those of the release
@@ -183,26 +175,17 @@ def _install(python: str, looked_in: list[str]) -> Candidate | None:
     from uv import find_uv_bin
 
     request = python if python[0].isdigit() else f"cpython{python}"
-    looked_in.append(f"uv: downloads ({request})")
+    uv = find_uv_bin()
     try:
-        uv = find_uv_bin()
-        done = subprocess.run(
-            [uv, "python", "install", request],
-            capture_output=True,
-            timeout=_INSTALL_TIMEOUT,
-            check=False,
-        )
-        if done.returncode != 0:
-            return None
-        found = subprocess.run(
-            [uv, "python", "find", "--managed-python", request],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
+        process.run([uv, "python", "install", request], timeout=_INSTALL_TIMEOUT)
+        found = process.run([uv, "python", "find", "--managed-python", request])
+    except (OSError, ProcessFailed) as error:
+        said = error.output if isinstance(error, ProcessFailed) else str(error)
+        last = " ".join(said.split())[-160:]
+        looked_in.append(f"uv: downloads of {request} ({last or 'no answer'})")
         return None
-    return _probe("uv", Path(found.stdout.strip()))
+    looked_in.append(f"uv: downloads of {request}")
+    return _probe("uv", Path(found.stdout.decode().strip()))
 
 
 def _pack(

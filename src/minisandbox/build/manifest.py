@@ -51,6 +51,7 @@ from minisandbox.records.stages import (
     InstanceRecord,
     InstancesRecord,
     InterpreterRecord,
+    Record,
     ValidationRecord,
     ValidationsRecord,
 )
@@ -171,7 +172,7 @@ def _row(
         reason=_sentence(failure),
         log_tail=failure.log_tail if failure else "",
         environment=environment.plan.slug,
-        environment_key=environment.plan.key,
+        environment_key=environment.record.inputs,
         layers=record.layers,
         base=codec.decode(Base, dict(environment.plan.base), where=environment.plan.slug),
         profile=environment.record.profile,
@@ -187,13 +188,13 @@ def _row(
         build_seconds=BuildSeconds(
             interpreter=environment.interpreter.seconds,
             clone=clone.seconds,
-            environment=environment.record.seconds,
+            environment=_ran(environment.record, environment.interpreter),
             checkout=record.stage_seconds.get("checkout"),
             install=record.stage_seconds.get("install"),
             smoke=record.stage_seconds.get("smoke"),
             pack=record.stage_seconds.get("pack"),
-            instance=record.seconds,
-            validate=validation.seconds,
+            instance=_ran(record, clone, environment.interpreter, environment.record),
+            validate=_ran(validation, record),
         ),
         gold_resolved=validation.gold.resolved if validation.gold else None,
         empty_resolved=validation.empty.resolved if validation.empty else None,
@@ -207,6 +208,11 @@ def _row(
         ),
         extra=json.dumps(dict(row.extra), sort_keys=True, ensure_ascii=False),
     )
+
+
+def _ran(record: Record, *before: Record) -> float | None:
+    """The seconds of a stage, ``None`` if it only passed on the failure of one before it."""
+    return None if any(item.failure is not None for item in before) else record.seconds
 
 
 def _first_failure(

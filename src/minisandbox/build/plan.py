@@ -19,7 +19,7 @@ from typing import Any, cast
 from minisandbox import atomic, keys
 from minisandbox.build.config import Config, DatasetConfig, parse_config
 from minisandbox.build.dataset import dataset_file, read_dataset_config, read_instances
-from minisandbox.build.recipes import find_recipe, read_recipes
+from minisandbox.build.recipes import find_recipe, read_recipes, recipe_files
 from minisandbox.errors import InvalidInput
 from minisandbox.records import codec
 from minisandbox.records.plan import (
@@ -41,14 +41,21 @@ from minisandbox.sandbox.base import base_identity
 _DIGEST_CONTENT_UP_TO = 256 * 2**20
 
 
-def ensure_plan(config: Mapping[str, Any], config_files: Sequence[str] = ()) -> PlanIndex:
+def ensure_plan(
+    config: Mapping[str, Any], config_files: Sequence[str] = (), *, read_only: bool = False
+) -> PlanIndex:
     """The plan of this configuration, made anew only if something it depends on changed.
+
+    ``read_only`` is for the jobs of a run, which parse the Snakefile again, perhaps on a machine
+    with another base: they take the plan that the run was started with.
 
     Raises ``InvalidInput`` for anything a person got wrong; nothing is written then.
     """
     where = ", ".join(config_files) or "config"
     parsed = parse_config(config, where=where)
     folder = Path(parsed.results) / "plan"
+    if read_only:
+        return codec.read(PlanIndex, folder / "index.json")
     base = base_identity()
     digest = _digest(parsed, base)
     index_path = folder / "index.json"
@@ -78,7 +85,7 @@ def _digest(config: Config, base: Mapping[str, Any]) -> str:
         files[name] = _file_digest(path)
         if (local := dataset_file(dataset, path)) is not None:
             files[str(local)] = _file_digest(local)
-    for path in sorted(Path(config.recipes).glob("*.yaml")):
+    for path in recipe_files(Path(config.recipes)):
         files[str(path)] = _file_digest(path)
     return keys.digest_of(
         {"schema": PLAN_SCHEMA, "config": codec.encode(config), "base": dict(base), "files": files}
@@ -115,18 +122,21 @@ def make_plan(
         for instance in instances:
             named = _pair_recipe(dataset, instance) or dataset.recipe
             recipe = find_recipe(recipes, instance, named)
-            if recipe is None:
-                unplanned.append(_without_recipe(instance, named, config.recipes))
-            else:
+            if recipe is not None:
                 planned.append((instance, recipe))
+            elif _selected(instance.instance_id, config.instances):
+                unplanned.append(_without_recipe(instance, named, config.recipes))
+    selected = [item for item, _ in planned if _selected(item.instance_id, config.instances)]
     shards: dict[str, Any] = {}
+    # Before the selection: which versions a release repository has decides its commits.
     repos = _plan_repositories((instance for instance, _ in planned), urls, config, where)
-    shards.update({f"repos/{slug}.json": repo for slug, repo in repos.items()})
-    environments, entries = _plan_environments(planned, repos, base, config)
+    used = {keys.slug(instance.repo) for instance in selected}
+    shards.update({f"repos/{slug}.json": repo for slug, repo in repos.items() if slug in used})
+    names = _name_environments(recipes.values(), base, config)
+    environments, entries = _plan_environments(planned, names, base, config)
     shards.update(environments)
-    pythons = {
-        slug: recipe.python for _, recipe in planned for slug in [python_slug(recipe.python)]
-    }
+    asked = {shard.python for shard in environments.values() if isinstance(shard, EnvironmentPlan)}
+    pythons = {python_slug(python): python for python in asked}
     for slug, python in pythons.items():
         shards[f"interpreters/{slug}.json"] = InterpreterPlan(
             slug, python, config.interpreters, config.store_path
@@ -136,17 +146,17 @@ def make_plan(
         schema=PLAN_SCHEMA,
         digest=digest,
         store=config.store_path,
-        repos=tuple(sorted(repos)),
+        repos=tuple(sorted(used)),
         pythons=tuple(sorted(pythons)),
         environments=entries,
-        instances=len(planned),
+        instances=len(selected),
         unplanned=len(unplanned),
     )
     return shards, index
 
 
 def _read_rows(config: Config, where: str) -> list[tuple[DatasetConfig, list[InstancePlan]]]:
-    """Every dataset with its selected rows; ids are unique over all of them."""
+    """Every dataset with all its rows; ids are unique over all of them."""
     rows: list[tuple[DatasetConfig, list[InstancePlan]]] = []
     seen: dict[str, str] = {}
     for name in config.datasets:
@@ -166,9 +176,8 @@ def _read_rows(config: Config, where: str) -> list[tuple[DatasetConfig, list[Ins
                     "every id has to be unique over all datasets of a run",
                 )
             seen[instance.instance_id] = place
-        selected = [item for item in instances if _selected(item.instance_id, config.instances)]
-        rows.append((dataset, selected))
-    if config.instances and not any(selected for _, selected in rows):
+        rows.append((dataset, instances))
+    if not any(_selected(instance_id, config.instances) for instance_id in seen):
         raise InvalidInput(
             f"{where}: key 'instances'",
             f"{', '.join(config.instances)} matches none of {len(seen)} instances",
@@ -234,7 +243,7 @@ def _plan_repositories(
         slug: replace(
             repo,
             versions=_ordered(versions[slug]),
-            revisions=keys.digest_of(sorted(commits[slug])) if slug in commits else "",
+            revisions=tuple(sorted(commits[slug])),
         )
         for slug, repo in repos.items()
     }
@@ -297,48 +306,68 @@ def environment_plan(recipe: Recipe, base: Mapping[str, Any], config: Config) ->
         network=config.network,
         timeout=config.timeout,
         store=config.store_path,
+        tools=f"{config.results}/tools",
     )
+
+
+def _name_environments(
+    recipes: Iterable[Recipe], base: Mapping[str, Any], config: Config
+) -> dict[str, str]:
+    """Slug by key: that of the first recipe of all, whichever instances are selected this time."""
+    names: dict[str, str] = {}
+    for recipe in recipes:
+        environment = environment_plan(recipe, base, config)
+        names.setdefault(environment.key, environment.slug)
+    return names
 
 
 def _plan_environments(
     planned: Sequence[tuple[InstancePlan, Recipe]],
-    repos: Mapping[str, RepositoryPlan],
+    names: Mapping[str, str],
     base: Mapping[str, Any],
     config: Config,
 ) -> tuple[dict[str, Any], dict[str, EnvironmentEntry]]:
-    """Group instances by environment and recipe, cut the groups into batches."""
+    """Group instances by environment and recipe, cut the groups into batches, then select.
+
+    Cut before the selection, so that a narrower run finds its instances in the batches they are in.
+    """
     shards: dict[str, Any] = {}
-    by_key: dict[str, EnvironmentPlan] = {}
-    groups: dict[tuple[str, str], list[InstancePlan]] = defaultdict(list)
-    recipes: dict[str, Recipe] = {}
+    groups: dict[str, list[tuple[InstancePlan, Recipe]]] = defaultdict(list)
     for instance, recipe in planned:
-        environment = environment_plan(recipe, base, config)
-        environment = by_key.setdefault(environment.key, environment)
-        groups[environment.slug, recipe.name].append(instance)
-        recipes[recipe.name] = recipe
+        groups[recipe.name].append((instance, recipe))
     batches: dict[str, dict[str, BatchEntry]] = defaultdict(dict)
-    for (slug, name), members in groups.items():
+    for name, members in groups.items():
+        recipe = members[0][1]
+        environment = environment_plan(recipe, base, config)
+        environment = replace(environment, slug=names[environment.key])
         for chunk in range(0, len(members), config.batch_size):
+            instances = tuple(
+                instance
+                for instance, _ in members[chunk : chunk + config.batch_size]
+                if _selected(instance.instance_id, config.instances)
+            )
+            if not instances:
+                continue
             batch = f"{keys.slug(name)}-{chunk // config.batch_size:04d}"
-            instances = tuple(members[chunk : chunk + config.batch_size])
-            used = sorted({keys.slug(instance.repo) for instance in instances})
-            shards[f"batches/{slug}/{batch}.json"] = BatchPlan(
+            shards[f"environments/{environment.slug}.json"] = environment
+            shards[f"batches/{environment.slug}/{batch}.json"] = BatchPlan(
                 slug=batch,
-                environment=slug,
-                recipe=recipes[name],
+                environment=environment.slug,
+                recipe=recipe,
                 instances=instances,
-                mirrors={repo: repos[repo].mirror for repo in used},
                 history=config.history,
                 network=config.network,
+                timeout=config.timeout,
                 store=config.store_path,
             )
-            batches[slug][batch] = BatchEntry(repos=tuple(used), instances=len(instances))
-    entries: dict[str, EnvironmentEntry] = {}
-    for environment in by_key.values():
-        shards[f"environments/{environment.slug}.json"] = environment
-        entries[environment.slug] = EnvironmentEntry(
-            python_slug(environment.python), batches[environment.slug]
+            used = sorted({keys.slug(instance.repo) for instance in instances})
+            batches[environment.slug][batch] = BatchEntry(tuple(used), len(instances))
+    entries = {
+        slug: EnvironmentEntry(
+            python_slug(shards[f"environments/{slug}.json"].python), batches[slug]
         )
+        for slug in batches
+    }
     return shards, entries
 
 

@@ -24,7 +24,17 @@ def read_recipes(folder: Path) -> dict[str, Recipe]:
         raise InvalidInput(
             str(folder), "is not a folder", "set 'recipes' to the folder of the recipe files"
         )
-    return {path.stem: read_recipe(path) for path in sorted(folder.glob("*.yaml"))}
+    recipes: dict[str, Recipe] = {}
+    for path in recipe_files(folder):
+        if path.stem in recipes:
+            raise InvalidInput(str(path), f"is a second recipe called {path.stem!r}")
+        recipes[path.stem] = read_recipe(path)
+    return recipes
+
+
+def recipe_files(folder: Path) -> list[Path]:
+    """The recipe files of a folder, in order."""
+    return sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
 
 
 def read_recipe(path: Path) -> Recipe:

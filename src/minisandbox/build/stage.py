@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from minisandbox import atomic
 from minisandbox.build.dropping import spare
@@ -29,7 +28,7 @@ from minisandbox.errors import (
     LayerDamaged,
     LayerMissing,
     MiniSandboxError,
-    ProcessFailed,
+    SandboxDied,
     StageFailed,
 )
 from minisandbox.records import codec
@@ -43,6 +42,9 @@ R = TypeVar("R", bound=Record)
 ATTEMPTS = 3
 
 _TAIL_LINES = 12
+
+#: Failures that the same inputs need not end in again: a limit was raised, a disk has room now.
+_PASSING = frozenset({"timeout", "sandbox", "store", "internal"})
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,15 @@ def failure_of(error: BaseException, log: Path) -> Failure:
         kind, message, hint = "store", str(error), ""
     elif isinstance(error, HostUnsupported):
         kind, message, hint = "sandbox", str(error), "run `minisandbox doctor`"
-    elif isinstance(error, ProcessFailed | MiniSandboxError):
+    elif isinstance(error, SandboxDied):
+        kind, message, hint = (
+            "sandbox",
+            str(error),
+            "was it killed, by the kernel for want of memory?",
+        )
+    elif isinstance(error, MiniSandboxError):
         kind, message, hint = "internal", str(error), ""
-    elif isinstance(error, OSError):
+    elif isinstance(error, OSError) and not isinstance(error, ChildProcessError):
         kind, message, hint = "store", str(error), "check free space and permissions"
     return Failure(kind=kind, message=message, hint=hint, log_tail=tail(log))
 
@@ -129,7 +137,7 @@ def make(
         record = work()
         outcome: dict[str, Any] = {"status": record.status, "failure": record.failure}
     except Exception as error:
-        if isinstance(error, InvalidInput) or (is_transient(error) and not attempt.last):
+        if is_transient(error) and not attempt.last:
             raise
         log.parent.mkdir(parents=True, exist_ok=True)
         if not isinstance(error, MiniSandboxError):
@@ -161,7 +169,8 @@ def make(
 
 def is_transient(error: BaseException) -> bool:
     """Whether the same stage may succeed when tried again."""
-    return isinstance(error, StageFailed) and error.transient
+    # A sandbox dies when the kernel wants memory, which it may have the next time.
+    return isinstance(error, SandboxDied) or (isinstance(error, StageFailed) and error.transient)
 
 
 def run_stage(
@@ -187,7 +196,7 @@ def run_stage(
             record = make(
                 cls, stage=stage, key=key, inputs=inputs, log=log, work=work, attempt=attempt
             )
-        except StageFailed as error:
+        except (StageFailed, SandboxDied) as error:
             said = f"{stage} {key}: {error} (attempt {attempt.number} of {attempt.of})"
             return Ended(EXIT_TRANSIENT, said)
         codec.write(path, record)
@@ -211,12 +220,19 @@ def reusable(cls: type[R], path: Path, *, inputs: str, store: Store | None) -> R
         record = codec.read(cls, path)
     except (FileNotFoundError, InvalidInput):
         return None
-    return record if _holds(record, inputs, store) else None
+    return record if holds(record, inputs=inputs, store=store) else None
 
 
-def _holds(record: Record, inputs: str, store: Store | None) -> bool:
+def holds(record: Record, *, inputs: str, store: Store | None) -> bool:
+    """Whether a record still stands: same inputs, layers there, and no failure that was the
+    machine's or the clock's.
+    """
     if record.schema != RECORD_SCHEMA or record.inputs != inputs:
         return False
+    members: tuple[Record, ...] = getattr(record, "instances", ())
+    for member in (record, *members):
+        if member.failure is not None and member.failure.kind in _PASSING:
+            return False
     return store is None or all(store.has(layer.digest) for layer in layers_of(record))
 
 
@@ -233,6 +249,13 @@ def layers_of(record: Any) -> list[LayerRef]:
 def summary(record: Record) -> str:
     """One line for the log: what, how it ended, how long."""
     line = f"{record.stage} {record.key}: {record.status} in {record.seconds:.1f} s"
+    members: tuple[Record, ...] | None = getattr(record, "instances", None)
+    if members is not None:
+        ok = sum(member.status == "ok" for member in members)
+        line = (
+            f"{record.stage} {record.key}: {len(members)} instances, {ok} ok, "
+            f"{len(members) - ok} failed in {record.seconds:.1f} s"
+        )
     if record.failure is not None:
         line += f" [{record.failure.kind}] {record.failure.message}"
     return line
@@ -269,44 +292,3 @@ def with_failure(record: R, error: StageFailed | None) -> R:
     if error is None:
         return record
     return replace(record, status="failed", failure=Failure(error.kind, error.message, error.hint))
-
-
-class Finished(Generic[R]):
-    """The finished members of a batch: those of its last record, and those kept while it is being
-    made.
-    """
-
-    def __init__(
-        self, member: type[R], batch: type[Record], record_path: Path, *, store: Store | None
-    ) -> None:
-        self._member = member
-        self._store = store
-        self._folder = record_path.with_name(f".{record_path.stem}.partial")
-        self._known: dict[str, R] = {}
-        for path in (spare(record_path), record_path):
-            try:
-                previous: Any = codec.read(batch, path)
-            except (FileNotFoundError, InvalidInput):
-                continue
-            self._known |= {record.key: record for record in previous.instances}
-
-    def get(self, key: str, inputs: str) -> R | None:
-        """The record of ``key`` if it was made from the same inputs and its layers are still in the
-        store.
-        """
-        kept = reusable(self._member, self._path(key), inputs=inputs, store=self._store)
-        if kept is not None:
-            return kept
-        record = self._known.get(key)
-        return record if record is not None and _holds(record, inputs, self._store) else None
-
-    def keep(self, record: R) -> None:
-        """Remember a finished member until the batch's record holds it."""
-        codec.write(self._path(record.key), record)
-
-    def forget(self) -> None:
-        """Remove what ``keep`` wrote."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _path(self, key: str) -> Path:
-        return self._folder / f"{key}.json"

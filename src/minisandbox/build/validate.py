@@ -9,18 +9,17 @@ must not.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tqdm import tqdm
-
 from minisandbox import keys
-from minisandbox.build import stage
+from minisandbox.build import batches, stage
 from minisandbox.build.rows import complete
-from minisandbox.errors import EXIT_OK, PatchFailed, StageFailed
-from minisandbox.evaluate.grading import LogGrader, derive_lists
+from minisandbox.errors import PatchFailed, StageFailed
+from minisandbox.evaluate.grading import Grader, LogGrader, derive_lists
 from minisandbox.evaluate.logs import Status
 from minisandbox.evaluate.run_tests import TestOutput, TestSpec, run_tests
 from minisandbox.records import codec
@@ -37,7 +36,7 @@ from minisandbox.sandbox import Profile
 from minisandbox.store import NodeStore, Store, default_node_root
 
 #: Version of how validation is done; a change of meaning makes every record anew.
-_METHOD = 1
+_METHOD = 2
 _MAX_FAILING = 100
 
 
@@ -61,40 +60,29 @@ def run(
     built = {record.key: record for record in codec.read(InstancesRecord, instances_path).instances}
     store = Store(Path(plan.store))
     logs = record_path.parent / "logs"
-    inputs = [
-        _inputs(instance, built[instance.instance_id], plan.recipe) for instance in plan.instances
-    ]
-    finished = stage.Finished(ValidationRecord, ValidationsRecord, record_path, store=None)
     node = NodeStore(default_node_root())
-
-    def work() -> ValidationsRecord:
-        records: list[ValidationRecord] = []
-        for instance, digest in tqdm(
-            list(zip(plan.instances, inputs, strict=True)),
-            desc=f"validate {plan.environment}",
-            unit="instance",
-        ):
-            record = finished.get(instance.instance_id, digest)
-            if record is None:
-                case = _Case(instance, built[instance.instance_id], plan.recipe, store, node, logs)
-                record = _make(case, digest, attempt)
-            finished.keep(record)
-            records.append(record)
-        return stage.new(ValidationsRecord, environment=plan.environment, instances=tuple(records))
-
-    ended = stage.run_stage(
+    members: list[batches.Member[ValidationRecord]] = []
+    for instance in plan.instances:
+        record = built[instance.instance_id]
+        case = _Case(instance, record, plan.recipe, store, node, logs)
+        members.append(
+            batches.Member(
+                key=instance.instance_id,
+                inputs=_inputs(instance, record, plan.recipe),
+                log=logs / f"{instance.instance_id}.validate.log",
+                work=functools.partial(_validate, case),
+            )
+        )
+    return batches.run_batch(
+        ValidationRecord,
         ValidationsRecord,
         record_path,
-        stage="validate",
-        key=f"{plan.environment}/{plan.slug}",
-        inputs=keys.digest_of(inputs),
-        log=record_path.with_suffix(".log"),
-        work=work,
+        members,
+        name="validate",
+        environment=plan.environment,
         attempt=attempt,
+        store=None,
     )
-    if ended.exit_code == EXIT_OK:
-        finished.forget()
-    return ended
 
 
 def _inputs(instance: InstancePlan, record: InstanceRecord, recipe: Recipe) -> str:
@@ -103,30 +91,11 @@ def _inputs(instance: InstancePlan, record: InstanceRecord, recipe: Recipe) -> s
         {
             "method": _METHOD,
             "layers": [layer.digest for layer in record.layers],
-            "failure": codec.encode(record.failure) if record.failure else None,
+            "failure": [record.failure.kind, record.failure.message] if record.failure else None,
             "patches": [row.patch, row.test_patch],
             "lists": [row.fail_to_pass, row.pass_to_pass],
             "test": [recipe.test, recipe.parser, recipe.rebuild, dict(recipe.env), recipe.timeout],
         }
-    )
-
-
-def _make(case: _Case, inputs: str, attempt: stage.Attempt) -> ValidationRecord:
-    name = case.instance.instance_id
-    log = case.logs / f"{name}.validate.log"
-
-    def work() -> ValidationRecord:
-        log.unlink(missing_ok=True)
-        return _validate(case)
-
-    return stage.make(
-        ValidationRecord,
-        stage="validate",
-        key=name,
-        inputs=inputs,
-        log=log,
-        work=work,
-        attempt=attempt,
     )
 
 
@@ -187,19 +156,17 @@ def _verdict(empty: TestRun, gold: TestRun, log: Path) -> StageFailed | None:
 
 
 def _derive(case: _Case, row: InstancePlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Both lists from two runs; raises ``StageFailed`` of kind ``derive`` if no test tells the
-    patch apart.
+    """Both lists from two runs; raises ``StageFailed`` of kind ``derive`` if they tell too little.
+
+    A module that cannot be imported without the patch must not hide what the other modules do, so
+    pytest goes on after it. Nothing is called failing that no run has shown to fail.
     """
-    grader = LogGrader(case.recipe.parser)
-    before = _run(case, row, "", "derive-before")
+    grader: Grader = LogGrader(case.recipe.parser)
+    go_on = " --continue-on-collection-errors" if case.recipe.parser == "pytest" else ""
+    before = _run(case, row, "", "derive-before", more=go_on)
     after = _run(case, row, row.patch, "derive-after")
-    for name, output in (("without", before), ("with", after)):
-        if output.timed_out:
-            raise StageFailed(
-                "timeout",
-                f"the tests {name} the gold patch took more than {case.recipe.timeout} s",
-                hint="raise 'timeout' in the recipe",
-            )
+    _check_whole(case, before, "without the gold patch", "derive-before")
+    _check_whole(case, after, "with the gold patch", "derive-after")
     statuses = grader.statuses(after.log)
     if not statuses:
         raise StageFailed(
@@ -207,7 +174,14 @@ def _derive(case: _Case, row: InstancePlan) -> tuple[tuple[str, ...], tuple[str,
             f"the {case.recipe.parser} parser finds no test in the log of `{case.recipe.test}`",
             hint=f"see {_log(case, 'derive-after')}; pytest needs -rA, unittest -v",
         )
-    fail_to_pass, pass_to_pass = derive_lists(grader.statuses(before.log), statuses)
+    earlier = grader.statuses(before.log)
+    if not earlier and before.exit_code == 0:
+        raise StageFailed(
+            "derive",
+            "the tests without the gold patch ended well without reporting a single one",
+            hint=f"see {_log(case, 'derive-before')}",
+        )
+    fail_to_pass, pass_to_pass = derive_lists(earlier, statuses)
     if not fail_to_pass:
         failed = sum(status in (Status.FAILED, Status.ERROR) for status in statuses.values())
         raise StageFailed(
@@ -219,6 +193,19 @@ def _derive(case: _Case, row: InstancePlan) -> tuple[tuple[str, ...], tuple[str,
     return fail_to_pass, pass_to_pass
 
 
+def _check_whole(case: _Case, output: TestOutput, which: str, name: str) -> None:
+    """A run that was cut short shows nothing; raises ``StageFailed``."""
+    if output.timed_out:
+        raise StageFailed(
+            "timeout",
+            f"the tests {which} took more than {case.recipe.timeout} s",
+            hint="raise 'timeout' in the recipe",
+        )
+    if output.truncated or output.exit_code > 128:
+        why = "printed more than is kept" if output.truncated else f"ended with {output.exit_code}"
+        raise StageFailed("derive", f"the tests {which} {why}", hint=f"see {_log(case, name)}")
+
+
 def _graded(
     case: _Case,
     row: InstancePlan,
@@ -226,7 +213,7 @@ def _graded(
     lists: Mapping[str, tuple[str, ...]],
 ) -> TestRun:
     output = _run(case, row, row.patch if which == "gold" else "", which)
-    grader = LogGrader(case.recipe.parser)
+    grader: Grader = LogGrader(case.recipe.parser)
     statuses = grader.statuses(output.log)
     grade = grader.grade(
         output.log, fail_to_pass=lists["fail_to_pass"], pass_to_pass=lists["pass_to_pass"]
@@ -247,10 +234,10 @@ def _graded(
     )
 
 
-def _run(case: _Case, row: InstancePlan, patch: str, name: str) -> TestOutput:
+def _run(case: _Case, row: InstancePlan, patch: str, name: str, *, more: str = "") -> TestOutput:
     recipe = case.recipe
     spec = TestSpec(
-        test_command=recipe.test,
+        test_command=recipe.test + more,
         parser=recipe.parser,
         test_patch=row.test_patch,
         rebuild_command=recipe.rebuild,

@@ -5,14 +5,15 @@ layer.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from minisandbox.build.upstream import index_settings
-from minisandbox.errors import StageFailed
+from minisandbox.build.upstream import index_settings, index_url
+from minisandbox.errors import StageFailed, UnpackableTree
 from minisandbox.records.layer import LayerKind, LayerRef
 from minisandbox.records.plan import Network
 from minisandbox.runtime.instance import environment_variables
@@ -26,6 +27,14 @@ TOOLS = "/run/minisandbox"
 CACHE = "/var/cache/minisandbox"
 
 _UNPACKED = ("dev", "proc", "sys", "tmp", "run", "root/.cache", "var/tmp", "var/cache")
+
+#: What installers say when the network, not the request, was at fault.
+_UNREACHABLE = re.compile(
+    r"connection (refused|reset|aborted|timed out)|error sending request|dns error|timed? ?out"
+    r"|temporary failure in name resolution|name or service not known|max retries exceeded"
+    r"|\b(429 too many|50[0234] )|failed to establish a new connection|network is unreachable",
+    re.IGNORECASE,
+)
 
 #: What of a command's output goes into the log, per command.
 _MAX_LOGGED = 8 * 2**20
@@ -132,8 +141,14 @@ class Workshop:
                 hint="raise 'timeout' in the config",
             )
         if result.exit_code != 0:
+            unreachable = self.profile.network != "none" and _UNREACHABLE.search(result.text)
             raise StageFailed(
-                failure, f"{what} ended with {result.exit_code}: {_decisive(result)}", hint=hint
+                failure,
+                f"{what} ended with {result.exit_code}: {_decisive(result)}",
+                hint=f"the package index {index_url()} could not be reached"
+                if unreachable
+                else hint,
+                transient=bool(unreachable),
             )
         return result
 
@@ -143,9 +158,12 @@ class Workshop:
         """
         start = time.monotonic()
         upper = self.sandbox.seal()
-        layer = self.store.add(
-            kind, upper, date=date, idmap=self._node.idmap, exclude=_excluded, newer=newer
-        )
+        try:
+            layer = self.store.add(
+                kind, upper, date=date, idmap=self._node.idmap, exclude=_excluded, newer=newer
+            )
+        except UnpackableTree as error:
+            raise StageFailed("install" if kind == "instance" else kind, str(error)) from None
         self.seconds["pack"] = round(self.seconds.get("pack", 0.0) + time.monotonic() - start, 3)
         return layer
 

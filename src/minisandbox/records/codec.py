@@ -31,66 +31,80 @@ def decode(cls: type[T], data: Any, *, where: str) -> T:
     """Build ``cls`` (a dataclass) from parsed JSON; raises ``InvalidInput`` naming ``where`` and
     the key.
     """
-    return typing.cast(T, _decode(cls, data, where))
+    return typing.cast(T, _decode(cls, data, where, ""))
 
 
-def _decode(expected: Any, data: Any, where: str) -> Any:
+def _at(where: str, path: str) -> str:
+    return f"{where}: key {path!r}" if path else where
+
+
+def _decode(expected: Any, data: Any, where: str, path: str) -> Any:
     if expected is Any:
         return data
     if dataclasses.is_dataclass(expected):
-        return _decode_dataclass(typing.cast(type, expected), data, where)
+        return _decode_dataclass(typing.cast(type, expected), data, where, path)
     origin = typing.get_origin(expected)
     arguments = typing.get_args(expected)
     if origin in (types.UnionType, typing.Union):
         if data is None:
             if type(None) in arguments:
                 return None
-            raise InvalidInput(where, "is null", "a value is required")
+            raise InvalidInput(_at(where, path), "is null", "a value is required")
         members = [member for member in arguments if member is not type(None)]
-        return _decode(members[0], data, where)
+        return _decode(members[0], data, where, path)
     if origin is typing.Literal:
         if data not in arguments:
             raise InvalidInput(
-                where, f"is {data!r}", f"expected one of {', '.join(map(repr, arguments))}"
+                _at(where, path),
+                f"is {data!r}",
+                f"expected one of {', '.join(map(repr, arguments))}",
             )
         return data
     if origin in (tuple, list):
         if not isinstance(data, list):
-            raise InvalidInput(where, f"is {type(data).__name__}", "expected a list")
+            raise InvalidInput(_at(where, path), f"is {type(data).__name__}", "expected a list")
         values = typing.cast("list[Any]", data)
-        items = [_decode(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(values)]
+        items = [
+            _decode(arguments[0], item, where, f"{path}[{i}]") for i, item in enumerate(values)
+        ]
         return tuple(items) if origin is tuple else items
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         if not isinstance(data, dict):
-            raise InvalidInput(where, f"is {type(data).__name__}", "expected a mapping")
+            raise InvalidInput(_at(where, path), f"is {type(data).__name__}", "expected a mapping")
         mapping = typing.cast("dict[str, Any]", data)
-        return {key: _decode(arguments[1], item, f"{where}.{key}") for key, item in mapping.items()}
+        return {
+            key: _decode(arguments[1], item, where, f"{path}.{key}")
+            for key, item in mapping.items()
+        }
     if expected is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
     if not isinstance(data, expected) or (expected is int and isinstance(data, bool)):
-        raise InvalidInput(where, f"is {type(data).__name__}", f"expected {expected.__name__}")
+        raise InvalidInput(
+            _at(where, path), f"is {type(data).__name__}", f"expected {expected.__name__}"
+        )
     return data
 
 
-def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
+def _decode_dataclass(cls: type, data: Any, where: str, path: str) -> Any:
     if not isinstance(data, dict):
         raise InvalidInput(
-            where, f"is {type(data).__name__}", f"expected a mapping ({cls.__name__})"
+            _at(where, path), f"is {type(data).__name__}", f"expected a mapping ({cls.__name__})"
         )
     mapping = typing.cast("dict[str, Any]", data)
     hints = _hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
+    prefix = f"{path}." if path else ""
     unknown = sorted(set(mapping) - set(fields))
     if unknown:
         raise InvalidInput(
-            f"{where}: key {unknown[0]!r}", "is unknown", f"known keys: {', '.join(fields)}"
+            _at(where, prefix + unknown[0]), "is unknown", f"known keys: {', '.join(fields)}"
         )
     values: dict[str, Any] = {}
     for name, field in fields.items():
         if name in mapping:
-            values[name] = _decode(hints[name], mapping[name], f"{where}.{name}")
+            values[name] = _decode(hints[name], mapping[name], where, prefix + name)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise InvalidInput(f"{where}: key {name!r}", "is missing")
+            raise InvalidInput(_at(where, prefix + name), "is missing")
     return cls(**values)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from minisandbox import keys
+from minisandbox.errors import InvalidInput
+
 LayerKind = Literal["interpreter", "environment", "source", "instance"]
 
 
@@ -22,3 +25,11 @@ class LayerRef:
     size: int
     unpacked_size: int
     files: int
+
+    def __post_init__(self) -> None:
+        try:
+            keys.hex_of(self.digest)  # it becomes a path
+        except ValueError as error:
+            raise InvalidInput(
+                "a layer", str(error), "build the record or manifest again"
+            ) from None

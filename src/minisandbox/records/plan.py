@@ -56,7 +56,7 @@ class RepositoryPlan:
     mirror: str
     kind: Literal["git", "release-pairs"]
     url: str = ""
-    revisions: str = ""
+    revisions: tuple[str, ...] = ()
     project: str = ""
     versions: tuple[str, ...] = ()
     downloads: str = ""
@@ -88,6 +88,7 @@ class EnvironmentPlan:
     network: Network
     timeout: int
     store: str
+    tools: str
 
 
 @dataclass(frozen=True)
@@ -128,9 +129,9 @@ class BatchPlan:
     environment: str
     recipe: Recipe
     instances: tuple[InstancePlan, ...]
-    mirrors: Mapping[str, str]
     history: History
     network: Network
+    timeout: int
     store: str
 
 

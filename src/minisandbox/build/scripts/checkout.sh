@@ -23,11 +23,17 @@ git -c protocol.file.allow=always fetch -q --no-tags ${depth:+--depth "$depth"} 
     --upload-pack "git $trust upload-pack" "file://$mirror" "$commit"
 git checkout -q -B main "$commit"
 
-# Tags of the commits that came along, so that `git describe` finds what upstream's would; never newer ones.
+# Tags of the commits that came along, so that `git describe` finds what upstream's would. One that was
+# annotated after the base commit keeps its name and loses its text, which may speak of what came later.
 git $trust -C "$mirror" for-each-ref --merged="$commit" refs/tags \
-    --format='%(refname) %(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end)' |
-    while read -r ref target; do
-        if git cat-file -e "$target^{commit}" 2>/dev/null; then echo "+$ref:$ref"; fi
+    --format='%(refname) %(if)%(*objectname)%(then)%(*objectname)%(else)%(objectname)%(end) %(taggerdate:unix)' |
+    while read -r ref target written; do
+        git cat-file -e "$target^{commit}" 2>/dev/null || continue
+        if [ "${written:-0}" -le "$date" ]; then
+            echo "+$ref:$ref"
+        else
+            git update-ref "$ref" "$target"
+        fi
     done > /tmp/tags
 if [ -s /tmp/tags ]; then
     git -c protocol.file.allow=always fetch -q --no-tags --stdin \

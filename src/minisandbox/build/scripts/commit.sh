@@ -6,14 +6,21 @@
 # diff of an agent's work holds them.
 set -eu
 date=$1
+for folder in /testbed /testbed/.git; do
+    if [ -L "$folder" ] || [ ! -d "$folder" ]; then
+        echo "$folder is no directory any more" >&2
+        exit 1
+    fi
+done
 cd /testbed
 export GIT_CONFIG_GLOBAL=/dev/null LC_ALL=C.UTF-8
 export GIT_AUTHOR_NAME=minisandbox GIT_AUTHOR_EMAIL=minisandbox@localhost GIT_AUTHOR_DATE="@$date +0000"
 export GIT_COMMITTER_NAME=minisandbox GIT_COMMITTER_EMAIL=minisandbox@localhost GIT_COMMITTER_DATE="@$date +0000"
 
 git ls-files --others --exclude-standard -z | while IFS= read -r -d '' path; do
-    case $path in *$'\n'*) continue ;; esac
-    printf '/%s\n' "$path" | sed -e 's/[][\\*?]/\\&/g' -e 's/ $/\\ /'
+    # A pattern ends with its line; `?` stands for the line end in a name.
+    printf '/%s' "$path" | sed -z -e 's/[][\\*?]/\\&/g' -e 's/ $/\\ /' | tr '\n' '?'
+    echo
 done > /tmp/made
 cat /tmp/made >> .git/info/exclude
 
