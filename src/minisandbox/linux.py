@@ -63,6 +63,11 @@ _SYSCALLS = {
     "aarch64": {"pivot_root": 41, "keyctl": 219},
 }
 _SYS_MOUNT_SETATTR = 442
+_SYS_OPENAT2 = 437
+
+#: No mount is crossed, no link and no ``/proc`` descriptor is followed, nothing leads above the
+#: start (linux/openat2.h: NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH).
+_RESOLVE_PLAIN = 0x01 | 0x02 | 0x04 | 0x08
 
 #: What Python, the supervisor and PID 1 handle or ignore; all others are as the kernel gave them.
 CHANGED_SIGNALS = (
@@ -119,6 +124,23 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 def umount(target: str, flags: int = 0) -> None:
     """umount2(2)."""
     _check(_libc.umount2(os.fsencode(target), flags), "umount", target)
+
+
+def open_beneath(directory: int, path: str, flags: int) -> int:
+    """Open the relative ``path`` below the descriptor ``directory`` (openat2(2), Linux 5.6).
+
+    ELOOP where a component is a link, EXDEV where one is a mount point or leads above the start.
+    """
+    # struct open_how: flags, mode, resolve.
+    how = struct.pack("=QQQ", flags | os.O_CLOEXEC, 0, _RESOLVE_PLAIN)
+    result = _libc.syscall(
+        _SYS_OPENAT2,
+        directory,
+        os.fsencode(path),
+        ctypes.c_char_p(how),
+        ctypes.c_size_t(len(how)),
+    )
+    return _check(result, "openat2", path)
 
 
 def set_mount_attributes(target: str, attributes: int) -> None:

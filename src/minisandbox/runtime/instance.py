@@ -145,9 +145,14 @@ def start_instance(
     """
     folders = stack(layers, store=store, node=node)
     profile = profile or Profile()
+    # The layer's content is not trusted. What lies in its ``.git`` (an index or objects that are
+    # links) is only ever read inside, after the root has changed; ``.git`` itself is looked up on
+    # the host.
     base = tuple(
         Bind(
-            source=node.path(layer.digest) / "testbed/.git", target=f"{worktree.BASE}/{layer.kind}"
+            source=node.path(layer.digest),
+            beneath="testbed/.git",
+            target=f"{worktree.BASE}/{layer.kind}",
         )
         for layer in layers
         if layer.kind in ("source", "instance")

@@ -129,11 +129,13 @@ def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile)
         raise InvalidInput(
             "layers", f"{len(layers)} are too many", f"join some; at most {MAX_LAYERS} stack"
         )
-    binds = base.host_binds()
+    binds = [(*bind, "") for bind in base.host_binds()]
     for bind in profile.binds:
         if not bind.source.exists():
             raise InvalidInput(str(bind.source), "cannot be bound, it does not exist")
-        binds.append((str(bind.source.resolve()), bind.target, bind.writable))
+        # ``beneath`` is walked by the supervisor alone, which binds the very descriptor that it
+        # reached: a layer may have a link there, and what is looked up twice may change between.
+        binds.append((str(bind.source.resolve()), bind.target, bind.writable, bind.beneath))
     scratch = scratch.resolve()
     lowers = [*reversed(layers), base.ensure_skeleton(scratch, profile, idmap)]
     return {

@@ -27,13 +27,21 @@ class Bind:
 
     Files that belong to host ids outside the sandbox's id map look like nobody's and cannot be
     written even then. A missing target is made, in the upper directory.
+
+    ``source`` is the caller's word: links on the way are followed, and mounts below it come along.
+    For a directory in a tree that the caller did not make, such as an unpacked layer, ``source`` is
+    the tree and ``beneath`` the way from there, on which no link is followed and no mount is
+    crossed; such a bind is never writable and brings no mount along.
     """
 
     source: Path
     target: str
     writable: bool = False
+    beneath: str = ""
 
     def __post_init__(self) -> None:
+        if self.beneath and self.writable:
+            raise InvalidInput("bind", f"{self.beneath!r} of a layer cannot be writable")
         if not self.target.startswith("/") or ".." in self.target.split("/") or "\0" in self.target:
             raise InvalidInput(
                 "bind target", f"{self.target!r} is not an absolute path without '..'"

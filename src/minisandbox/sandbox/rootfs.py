@@ -105,16 +105,39 @@ def mount_overlay(spec: dict[str, Any]) -> None:
 
 def stage_binds(spec: dict[str, Any]) -> None:
     """Bind each host path of the spec to ``bind-<n>``, with its final attributes."""
-    for number, (source, _, writable) in enumerate(spec["binds"]):
+    for number, (source, _, writable, beneath) in enumerate(spec["binds"]):
         place = f"bind-{number}"
-        if os.path.isdir(source):
-            os.mkdir(place, 0o755)
-        else:
-            os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
-        # Recursive: a single mount taken out of an inherited tree would uncover what lies below it.
-        linux.mount(source, place, "", linux.MS_BIND | linux.MS_REC)
+        found = _open_source(source, beneath)
+        try:
+            if stat.S_ISDIR(os.fstat(found).st_mode):
+                os.mkdir(place, 0o755)
+            else:
+                os.close(os.open(place, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+            # Recursive: a single mount taken out of an inherited tree would uncover what lies below
+            # it. A layer has no mounts, so there what lies below must not come along.
+            flags = linux.MS_BIND | (0 if beneath else linux.MS_REC)
+            linux.mount(f"/proc/self/fd/{found}", place, "", flags)
+        finally:
+            os.close(found)
         attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
         linux.set_mount_attributes(place, attributes | (0 if writable else linux.MOUNT_ATTR_RDONLY))
+
+
+def _open_source(source: str, beneath: str) -> int:
+    """What a bind shows, as a descriptor: bound by it, a path cannot lead elsewhere meanwhile."""
+    # In this mount namespace, not by the client: the kernel binds no descriptor of another one.
+    top = os.open(source, os.O_PATH | os.O_CLOEXEC)
+    if not beneath:
+        return top
+    try:
+        return linux.open_beneath(top, beneath, os.O_PATH | os.O_DIRECTORY)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR, errno.ENOENT, errno.EXDEV):
+            raise
+        reason = f"{beneath} of a layer is no directory of its own, and no link there is followed"
+        raise OSError(errno.ENOTDIR, reason, source) from error
+    finally:
+        os.close(top)
 
 
 def stage(spec: dict[str, Any]) -> None:
@@ -182,7 +205,7 @@ def _tmpfs(path: str, options: str, flags: int = _PLAIN) -> None:
 
 
 def _move_binds(spec: dict[str, Any]) -> None:
-    for number, (_, target, _) in enumerate(spec["binds"]):
+    for number, (_, target, *_) in enumerate(spec["binds"]):
         place = f"bind-{number}"
         if os.path.isdir(place):
             os.makedirs(target, exist_ok=True)
