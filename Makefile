@@ -27,7 +27,7 @@ test-unit: venv-dev  ## tests of pure logic
 test-sandbox: venv-dev  ## the sandbox and the field's known hazards, as whoever you are
 	@$(PYTEST) tests/sandbox tests/hazards
 
-test-sandbox-user: venv-dev  ## root only: all of this, and the main job, once more as an ordinary user
+test-sandbox-user: venv-dev  ## as root: all of this, and the main job, once more as an ordinary user
 	@.venv/bin/python tools/as_ordinary_user.py -m pytest -rs -p no:cacheprovider tests/unit tests/sandbox tests/hazards tests/workflow/test_end_to_end.py
 
 test-workflow: venv-dev  ## the pipeline end to end (needs the package index)
@@ -40,7 +40,7 @@ clean:  ## remove the environment and everything built
 	@find results -mindepth 1 -maxdepth 1 ! -name README.md -exec rm -rf {} + && rm -rf .venv .venv.lock .snakemake .pytest_cache .ruff_cache
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*##/\1:/p' Makefile | awk -F ':  *' '{printf "make %-18s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## */\1  /p' Makefile | awk -F '  ' '{printf "make %-18s %s\n", $$1, $$2}'
 
 venv-build:
 	@$(PYTHON) tools/bootstrap.py build

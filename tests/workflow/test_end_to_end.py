@@ -37,6 +37,7 @@ UNBUILDABLE = {
     "no-such-python": ("interpreter", "interpreter", "system: /usr/bin"),
     "no-such-recipe": ("plan", "recipe", "local/unknown"),
     "wrong-patch": ("validate", "patch", "does not apply"),
+    "hostile-git": ("instances", "install", "/testbed/.git is no directory"),
     "nothing-to-fix": ("validate", "derive", "no test fails"),
 }
 
@@ -69,6 +70,33 @@ diff --git a/calc.py b/calc.py
  def add(a, b):
 -    return a - b
 +    return a + b
+"""
+
+#: The test module cannot even be imported without the fix.
+MORE_PATCH = """\
+diff --git a/calc.py b/calc.py
+--- a/calc.py
++++ b/calc.py
+@@ -1,2 +1,6 @@
+ def add(a, b):
+     return a - b
++
++
++def mul(a, b):
++    return a * b
+"""
+
+MORE_TEST_PATCH = """\
+diff --git a/tests/test_mul.py b/tests/test_mul.py
+new file mode 100644
+--- /dev/null
++++ b/tests/test_mul.py
+@@ -0,0 +1,5 @@
++from calc import mul
++
++
++def test_mul():
++    assert mul(2, 3) == 6
 """
 
 TEST_PATCH = """\
@@ -117,6 +145,7 @@ def make_repository(folder: Path) -> tuple[str, str]:
     git(folder, "commit", "-qm", "Add", date="2024-01-01T00:00:00Z")
     base = git(folder, "rev-parse", "HEAD")
     git(folder, "tag", "v1")
+    git(folder, "tag", "-a", "v1-late", "-m", "THE ANSWER", date="2026-01-01T00:00:00Z")
     (folder / "calc.py").write_text(FILES["calc.py"].replace("a - b", "a + b"))
     git(folder, "commit", "-qam", "Fix: THE ANSWER", date="2025-01-01T00:00:00Z")
     git(folder, "tag", "v2")
@@ -138,11 +167,13 @@ class Build:
         self.recipe(
             "broken", RECIPE, repo="local/other", packages="[no-such-distribution-minisandbox==1]"
         )
+        escape = "mv .git /opt/git && ln -s / .git"
+        self.recipe("hostile", RECIPE, repo="local/other", install=escape, imports="[]")
         self.recipe("future", RECIPE, repo="local/other", python='"3.99"')
         (folder / "config").mkdir()
         self.rows()
         (folder / "config/config.yaml").write_text(
-            "datasets: [calc.yaml, broken.yaml, future.yaml, pairs.yaml]\n"
+            "datasets: [calc.yaml, broken.yaml, future.yaml, hostile.yaml, pairs.yaml]\n"
             f"recipes: recipes\ngit_url: {folder}/git/{{repo}}.git\nhistory: full\n"
         )
 
@@ -173,6 +204,12 @@ class Build:
                 "FAIL_TO_PASS": ["tests/test_calc.py::test_two"],
                 "PASS_TO_PASS": '["tests/test_calc.py::test_zero"]',
             },
+            {
+                **row,
+                "instance_id": "calc-3",
+                "patch": MORE_PATCH,
+                "test_patch": MORE_TEST_PATCH,
+            },
             {**row, "instance_id": "no-such-commit", "base_commit": "f" * 40},
             {**row, "instance_id": "no-such-repository", "repo": "local/gone"},
             {**row, "instance_id": "no-such-recipe", "repo": "local/unknown"},
@@ -181,6 +218,7 @@ class Build:
         )
         self.recipe("gone", RECIPE.replace("local/calc", "local/gone"))
         self.dataset("broken", {**row, "instance_id": "no-such-requirement"}, recipe="broken")
+        self.dataset("hostile", {**row, "instance_id": "hostile-git"}, recipe="hostile")
         self.dataset("future", {**row, "instance_id": "no-such-python"}, recipe="future")
         (self.folder / "pairs.yaml").write_text(
             "name: pairs\nkind: release-pairs\npairs:\n"
@@ -254,7 +292,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 def test_what_can_be_built_is_ok(build: Build) -> None:
-    for instance_id in ("calc-1", "calc-2", "parse-1.20.1"):
+    for instance_id in ("calc-1", "calc-2", "calc-3", "parse-1.20.1"):
         row = build.row(instance_id)
         assert row.status == "ok", row.reason
         assert row.gold_resolved is True
@@ -284,6 +322,12 @@ def test_lists_are_derived_where_a_row_lacks_them(build: Build) -> None:
     assert derived.PASS_TO_PASS == given.PASS_TO_PASS == ("tests/test_calc.py::test_zero",)
 
 
+def test_a_module_that_cannot_be_imported_hides_no_other(build: Build) -> None:
+    row = build.row("calc-3")
+    assert row.FAIL_TO_PASS == ("tests/test_mul.py::test_mul",)
+    assert row.PASS_TO_PASS == ("tests/test_calc.py::test_zero",)
+
+
 def test_instances_share_what_is_equal(build: Build) -> None:
     one, two = build.row("calc-1"), build.row("calc-2")
     assert one.environment == two.environment
@@ -304,13 +348,13 @@ def test_the_manifest_opens_everywhere(build: Build, tmp_path: Path) -> None:
         cache_dir=str(tmp_path),
     )
     assert list(plain) == list(frame["instance_id"]) == list(table["instance_id"])
-    assert len(plain) == 10
+    assert len(plain) == 12
     for row in table:
         assert dict(row) == plain[row["instance_id"]]
     assert plain["calc-1"]["problem_statement"] == "one plus one is zero\r\n"
     assert json.loads(plain["calc-1"]["extra"]) == {"difficulty": 3}
     summary = json.loads((build.results / "manifest.summary.json").read_text())
-    assert (summary["instances"], summary["ok"], summary["failed"]) == (10, 3, 7)
+    assert (summary["instances"], summary["ok"], summary["failed"]) == (12, 4, 8)
 
 
 def test_a_second_run_does_nothing(build: Build) -> None:
@@ -334,7 +378,7 @@ def test_no_answers_in_the_box(build: Build) -> None:
         assert "THE ANSWER" not in everything
         assert "a + b" not in everything
         assert said("git log --oneline --all | wc -l").strip() == "3"
-        assert said("git tag").split() == ["v0", "v1"]
+        assert said("git tag").split() == ["v0", "v1", "v1-late"]
         assert said("git describe --tags HEAD~1").strip() == "v1"
         assert said("git rev-parse HEAD~1").strip() == build.base
         for nothing in (
@@ -366,7 +410,8 @@ def test_an_instance_runs_offline_and_tells_its_changes(build: Build) -> None:
         instance.run("rm link && git commit -qam gone && git reset -q --hard HEAD~2 && rm -rf .git")
         instance.write_file("/testbed/calc.py", "def add(a, b):\n    return a + b\n")
         patch = instance.diff()
-        assert b"GIT binary patch" in patch or b"new file.txt" in patch
+        assert b"GIT binary patch" in patch
+        assert b"new file.txt" in patch
         instance.restore(["calc.py", "new file.txt", "link", "data.bin", "tests/test_calc.py"])
         assert b"calc.py" not in instance.diff()
 
@@ -414,7 +459,7 @@ def test_what_does_not_exist_is_told_with_what_does(build: Build) -> None:
 def test_the_command_line(build: Build) -> None:
     listing = build.minisandbox("ls")
     assert listing.returncode == 0
-    assert "10 instances, 3 ok, 7 failed" in listing.stdout
+    assert "12 instances, 4 ok, 8 failed" in listing.stdout
     assert build.minisandbox("ls", "--strict").returncode == 1
     assert build.minisandbox("show", "calc-1", "--field", "status").stdout == "ok\n"
     tests = "python -m pytest -q -p no:cacheprovider"
@@ -459,10 +504,20 @@ def test_a_shell_is_interactive(build: Build) -> None:
         assert b"/opt/miniconda3/envs/testbed/bin/python" in seen
         screen.write(b"\x1a")
         until(b"Stopped")
-        # bash leaves no stopped job behind on the first `exit`, and TERM takes it a moment.
-        screen.write(b"kill -9 %1; wait; echo waited; exit 3\n")
+        # bash leaves on the second `exit` if a job is still stopped at the first.
+        screen.write(b"kill -9 %1; wait; echo waited\n")
         until(b"\r\nwaited")
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        ended = 0
+        while not ended:
+            try:
+                screen.write(b"exit 3\n")
+                assert select.select([screen], [], [], 60)[0]
+                screen.read(65536)
+            except OSError:  # EIO: the client has gone, and the terminal with it
+                pass
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.2)
+        assert os.waitstatus_to_exitcode(status) == 3
 
 
 def test_a_layer_is_the_same_however_often_it_is_built(build: Build) -> None:
