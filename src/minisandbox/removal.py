@@ -1,26 +1,29 @@
 """Removing trees that somebody else shaped: any depth, any mode, no link followed.
 
 A sandbox leaves directories of mode 000 (the overlay's work directory), of thousands of levels, and
-links to anywhere. Invariant: nothing outside the named directory is ever touched. Light to import:
-every supervisor loads it.
+links to anywhere. Invariant: nothing outside the named directory is ever touched, nor anything
+that is mounted in it: below a mount are files of somebody else, under the same device number where
+it is a bind. Light to import: every supervisor loads it.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
+
+from minisandbox import linux
 
 #: Levels held open at once. Deeper directories are first moved up, so depth costs neither stack nor
 #: descriptors.
 _MAX_DEPTH = 48
 
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
 
 def remove(path: str) -> None:
     """Remove ``path`` and everything below with the rights of this process; missing is fine.
 
-    Raises ``PermissionError`` for files of ids that this process may not act for.
+    Raises ``PermissionError`` for files of ids that this process may not act for, and ``OSError``
+    (EBUSY) at a mount, whose content and place stay.
     """
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -47,15 +50,24 @@ def remove(path: str) -> None:
 
 
 def _open(name: str, parent: int) -> int:
-    handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)
+    handle = _open_here(name, parent, os.O_PATH)
     try:
         status = os.fstat(handle)
         if status.st_mode & 0o700 != 0o700:
             # Through the descriptor: fchmodat cannot refuse links before Linux 6.6.
             os.chmod(f"/proc/self/fd/{handle}", 0o700)
-        return os.open(name, _OPEN_DIRECTORY, dir_fd=parent)
+        return _open_here(name, parent, os.O_RDONLY)
     finally:
         os.close(handle)
+
+
+def _open_here(name: str, parent: int, flags: int) -> int:
+    try:
+        return linux.open_beneath(parent, name, flags | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.EXDEV:
+            raise OSError(errno.EBUSY, "something is mounted here, so it stays", name) from error
+        raise
 
 
 def _empty(directory: int, top: int, depth: int) -> bool:

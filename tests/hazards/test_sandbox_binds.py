@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from minisandbox import removal
 from minisandbox.errors import InvalidInput
 from minisandbox.idmap import IdMap, call_mapped, remove_tree
 from minisandbox.runtime import start_instance
-from minisandbox.sandbox import Bind, Profile
+from minisandbox.sandbox import Bind, Profile, launch
 from minisandbox.store import NodeStore, Store
 
 TARGET = "/run/minisandbox/base/source"
@@ -82,3 +86,97 @@ def test_a_callers_own_links_are_followed(start, tmp_path: Path) -> None:
 def test_a_directory_of_a_layer_is_never_writable(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="cannot be writable"):
         Bind(tmp_path, "/mnt/x", writable=True, beneath="testbed")
+
+
+def precious(place: Path, count: int) -> Profile:
+    """Writable binds of directories with a file in each, and of one file."""
+    binds: list[Bind] = []
+    for number in range(count):
+        folder = place / f"precious-{number}"
+        (folder / "deep/er").mkdir(parents=True)
+        (folder / "deep/er/file").write_text("kept")
+        binds.append(Bind(folder, f"/mnt/{number}", writable=True))
+    (place / "file").write_text("kept")
+    return Profile(binds=(*binds, Bind(place / "file", "/mnt/file", writable=True)))
+
+
+def check_kept(place: Path, count: int) -> None:
+    files = [place / f"precious-{number}/deep/er/file" for number in range(count)]
+    assert [file.read_text() for file in (*files, place / "file")] == ["kept"] * (count + 1)
+
+
+@pytest.mark.parametrize("name", ["plain", "bücher", "a b\tc\\134", "日本\n"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_writable_binds_are_never_emptied(
+    start, make_layer, scratch: Path, tmp_path: Path, name: str, fails: bool
+) -> None:
+    place = scratch / name
+    place.mkdir()
+    layer = make_layer({"x": "1"})
+    if fails:
+        os.symlink("/etc", layer / "dev")
+        with pytest.raises(InvalidInput, match="replaces"):
+            start(layer, scratch=place, profile=precious(tmp_path, 3))
+    else:
+        start(layer, scratch=place, profile=precious(tmp_path, 3)).close()
+    check_kept(tmp_path, 3)
+    assert list(place.glob("box-*")) == []
+
+
+@pytest.mark.parametrize(
+    "broken", ["rootfs.unstage", "linux.umount"], ids=["not undone", "not unmounted"]
+)
+def test_what_cannot_be_unmounted_is_not_removed(
+    start, make_layer, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    layer = make_layer({"x": "1"})
+    os.symlink("/etc", layer / "dev")
+    answer = "None" if broken == "rootfs.unstage" else "refused()"
+    program = f"""
+from minisandbox import linux
+from minisandbox.sandbox import rootfs
+def refused():
+    raise PermissionError(1, "refused")
+{broken} = lambda *_: {answer}
+"""
+    whole = launch._BOOTSTRAP.replace("from minisandbox", program + "from minisandbox")
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "_BOOTSTRAP", whole)
+        with pytest.raises(InvalidInput, match="replaces"):
+            start(layer, profile=precious(tmp_path, 3))
+    check_kept(tmp_path, 3)
+    start().close()
+    check_kept(tmp_path, 3)
+
+
+MOUNTED = """
+import os, sys
+from minisandbox import linux, removal
+tree, kept = sys.argv[1:]
+linux.mount(kept, tree + "/a/mount", "", linux.MS_BIND)
+linux.mount(kept + "/file", tree + "/a/file", "", linux.MS_BIND)
+for name in ("", "/a", "/a/mount", "/a/file"):
+    try:
+        removal.remove(tree + name)
+    except OSError as error:
+        print(error.errno)
+"""
+
+
+def test_removal_stops_at_mounts_of_the_same_file_system(tmp_path: Path) -> None:
+    tree, kept = tmp_path / "tree", tmp_path / "kept"
+    for place in (tree / "a/mount", kept):
+        place.mkdir(parents=True)
+    for file in (tree / "a/file", kept / "file"):
+        file.write_text("kept")
+    unshare = ["unshare", "--mount"] if os.geteuid() == 0 else ["unshare", "-r", "--mount"]
+    done = subprocess.run(
+        [*unshare, sys.executable, "-c", MOUNTED, str(tree), str(kept)],
+        env={**os.environ, "PYTHONPATH": str(Path(launch.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == [str(errno.EBUSY)] * 4, done.stderr
+    assert (kept / "file").read_text() == "kept"
+    removal.remove(str(tree))
+    assert not tree.exists()

@@ -149,6 +149,20 @@ def stage(spec: dict[str, Any]) -> None:
     _step("binds", stage_binds, spec)
 
 
+def unstage(spec: dict[str, Any], staging: str) -> None:
+    """Undo ``stage``, however far it came; when this returns, nothing is mounted in ``staging``."""
+    # By the names that ``stage`` gave: the kernel's table of mounts would have to be decoded first.
+    names = ["root", *(f"bind-{number}" for number in range(len(spec["binds"])))]
+    for name in reversed(names):
+        try:
+            while True:  # until it is no mount
+                place = os.path.join(staging, name)
+                linux.umount(place, linux.MNT_DETACH | linux.UMOUNT_NOFOLLOW)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOENT):
+                raise
+
+
 def enter(spec: dict[str, Any]) -> None:
     """Make the staged tree the root of this process (PID 1 of the sandbox) and furnish it."""
     staging = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

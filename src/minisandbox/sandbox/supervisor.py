@@ -70,9 +70,10 @@ def serve(spec: dict[str, Any], control: socket.socket, lease: socket.socket) ->
             return
         finally:
             control.close()
-        _outlive(spec, pid, lease)
+        _outlive(spec, box, pid, lease)
     finally:
-        _leave(box)
+        # Where unmounting fails nothing may be removed: below a mount are the caller's own files.
+        _leave(spec, box)
         scratch.finish_last(box, lambda path: _remove(spec, path))
         os.close(lock)
 
@@ -156,7 +157,7 @@ def _become_init(spec: dict[str, Any], box: str, control: socket.socket, go: soc
         os._exit(code)
 
 
-def _outlive(spec: dict[str, Any], pid: int, lease: socket.socket) -> None:
+def _outlive(spec: dict[str, Any], box: str, pid: int, lease: socket.socket) -> None:
     """Wait for PID 1 and for the lease, whichever ends first; the scratch directory stays for the
     lease.
     """
@@ -178,7 +179,7 @@ def _outlive(spec: dict[str, Any], pid: int, lease: socket.socket) -> None:
             alive = False
             poller.unregister(handle)
             os.close(handle)
-            _unmount(spec)
+            _leave(spec, box)
             try:
                 lease.sendall(b"e")
             except OSError:
@@ -187,25 +188,10 @@ def _outlive(spec: dict[str, Any], pid: int, lease: socket.socket) -> None:
             return
 
 
-def _unmount(spec: dict[str, Any]) -> None:
-    if spec["kind"] == "root":
-        for number in reversed(range(len(spec["binds"]))):
-            linux.umount(f"bind-{number}", linux.MNT_DETACH)
-        linux.umount("root", linux.MNT_DETACH)
-
-
-def _leave(box: str) -> None:
-    # The root caller's mounts lie in a namespace of this process; whatever is left of them must not
-    # be walked into by the removal.
+def _leave(spec: dict[str, Any], box: str) -> None:
     os.chdir("/")
-    try:
-        with open("/proc/self/mountinfo", "rb") as table:
-            points = [row.split(b" ")[4].decode("unicode_escape") for row in table]
-    except OSError:
-        return
-    for point in reversed(points):
-        if point.startswith(box + "/"):
-            linux.umount(point, linux.MNT_DETACH)
+    if spec["kind"] == "root":  # those of the other kinds went with the namespace of PID 1
+        rootfs.unstage(spec, box)
 
 
 def _remove(spec: dict[str, Any], path: str) -> None:
