@@ -110,10 +110,11 @@ def open_cache(folder: str | Path = "results", *, store: str | Path | None = Non
         raise InvalidInput(
             str(folder), f"holds no {MANIFEST_NAME}", "build one with `snakemake --cores all`"
         )
-    return Cache(folder, Store(Path(store) if store else _store_of(folder)))
+    return Cache(folder, Store(Path(store) if store else store_of(folder)))
 
 
-def _store_of(folder: Path) -> Path:
+def store_of(folder: Path) -> Path:
+    """Where the store of a results folder is, wherever that was moved; raises ``InvalidInput``."""
     try:
         data = json.loads((folder / CACHE_NAME).read_text(encoding="utf-8"))
         return folder / str(data["store"])
