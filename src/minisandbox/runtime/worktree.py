@@ -20,9 +20,11 @@ BASE = "/run/minisandbox/base"
 _MAX_DIFF = 256 * 2**20
 _TIMEOUT = 600.0
 
+# The C locale, because in UTF-8 bash's `read -d ''` takes the NUL after half a character into the
+# name before it.
 _PRELUDE = f"""
 set -eu
-export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C
 unset GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE LD_PRELOAD LD_LIBRARY_PATH
 export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_NOSYSTEM=1 GIT_ATTR_NOSYSTEM=1
 command -v git >/dev/null || {{ echo 'there is no git in the sandbox' >&2; exit 97; }}
@@ -97,7 +99,7 @@ git update-index --add --replace -z --stdin < "$scratch/list"
 
 attributes=':(glob)**/.gitattributes'
 convert() {
-  git update-index --add --replace --remove -z --stdin
+  git update-index --add --replace -z --stdin
 }
 ordinary() {
   while IFS= read -r -d '' path; do
@@ -105,13 +107,14 @@ ordinary() {
   done
 }
 if [ -n "$(git ls-tree -r --name-only "$tree" | grep -E '(^|/)\.gitattributes$')" ]; then
-  cat "$scratch/gone" "$scratch/list" | ordinary > "$scratch/files"
+  ordinary < "$scratch/list" > "$scratch/files"
   git ls-files -s -z -- "$attributes" > "$scratch/entries"
-  ordinary < "$scratch/list" | git checkout-index -q -z --stdin --prefix="$scratch/tree/"
+  git checkout-index -q -z --stdin --prefix="$scratch/tree/" < "$scratch/files"
   rm "$GIT_DIR/info/attributes"
   export GIT_INDEX_FILE="$scratch/converted" GIT_WORK_TREE="$scratch/tree"
   cd "$scratch/tree"
   git read-tree "$tree"
+  ordinary < "$scratch/gone" | git update-index --force-remove -z --stdin
   if ! convert < "$scratch/files" 2>/dev/null; then
     # One does not have the encoding that the project declares: it is told as it is.
     while IFS= read -r -d '' path; do
