@@ -1,14 +1,17 @@
 """A finished cache: its manifest, its store, and instances materialized from them.
 
 The manifest is read as JSON lines, by offset, so that opening a cache of 50,000 rows keeps 50,000
-numbers in memory and not their patches.
+numbers in memory and not their patches. The file that was indexed stays open: a rebuild renames
+another one over it, in which the offsets would lead to other rows.
 """
 
 from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +30,8 @@ CACHE_NAME = "cache.json"
 # The writer puts these two keys first; anything else is parsed in full.
 _HEAD = re.compile(rb'\{"schema": ?(\d+), ?"instance_id": ?"([^"\\]+)"')
 
+_CHUNK = 1 << 16
+
 
 class Cache:
     """What ``open_cache`` returns: instance ids in manifest order, their rows, and
@@ -38,7 +43,12 @@ class Cache:
         self.store = store
         self._node = node
         self._manifest = folder / MANIFEST_NAME
-        self._offsets = _read_offsets(self._manifest)
+        self._fd = os.open(self._manifest, os.O_RDONLY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._fd)
+        self._offsets = _read_offsets(self._fd, self._manifest)
+
+    def __reduce__(self) -> tuple[type[Cache], tuple[Path, Store, NodeStore | None]]:
+        return Cache, (self.folder, self.store, self._node)  # opened anew in another process
 
     @property
     def node(self) -> NodeStore:
@@ -68,10 +78,12 @@ class Cache:
             raise InstanceUnknown(
                 instance_id, difflib.get_close_matches(instance_id, self._offsets, n=3)
             )
-        with self._manifest.open("rb") as file:
-            file.seek(offset)
-            data = _parse(file.readline(), f"{self._manifest}: {instance_id}")
-        return codec.decode(ManifestRow, data, where=f"{self._manifest}: {instance_id}")
+        where = f"{self._manifest}: {instance_id}"
+        data = _parse(_read_line(self._fd, offset), where)
+        row = codec.decode(ManifestRow, data, where=where)
+        if row.instance_id != instance_id:
+            raise InvalidInput(where, "was edited in place", "open the cache again")
+        return row
 
     def materialize(
         self,
@@ -126,10 +138,21 @@ def store_of(folder: Path) -> Path:
         ) from None
 
 
-def _read_offsets(manifest: Path) -> dict[str, int]:
+def _read_line(fd: int, offset: int) -> bytes:
+    # pread, because threads share the descriptor and its position.
+    line = bytearray()
+    while b"\n" not in line[-_CHUNK:]:
+        part = os.pread(fd, _CHUNK, offset + len(line))
+        if not part:
+            break
+        line += part
+    return bytes(line.partition(b"\n")[0])
+
+
+def _read_offsets(fd: int, manifest: Path) -> dict[str, int]:
     offsets: dict[str, int] = {}
     position = 0
-    with manifest.open("rb") as lines:
+    with open(fd, "rb", closefd=False) as lines:
         for number, line in enumerate(lines, 1):
             where = f"{manifest}: row {number}"
             head = _HEAD.match(line)
