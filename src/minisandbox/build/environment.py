@@ -18,7 +18,7 @@ from packaging.version import Version
 
 from minisandbox import keys
 from minisandbox.build import stage
-from minisandbox.build.virtualenv_tool import virtualenv_folder
+from minisandbox.build.virtualenv_tool import supports, virtualenv_folder
 from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import StageFailed
 from minisandbox.records import codec
@@ -164,7 +164,7 @@ def _workshop(
 
 def _create_venv(shop: Workshop, interpreter: InterpreterRecord) -> None:
     python = f"{interpreter.prefix}/bin/python3"
-    if Version(interpreter.python) >= VIRTUALENV_SUPPORTS:
+    if supports(interpreter.python):
         shop.run(
             [
                 python,

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from typing import Iterable  # noqa: UP035 - valid for Python 3.6
+from typing import Dict, Iterable, List, Tuple
 
 VERSION = "{}.{}".format(*sys.version_info[:2])
 SKIPPED = {
@@ -26,7 +26,7 @@ SKIPPED = {
 KEPT_TESTS = {"__init__.py", "support", "libregrtest"}
 
 
-def ignore(folder: str, names: list[str]) -> list[str]:
+def ignore(folder: str, names: List[str]) -> List[str]:
     """What of a directory of the installation stays behind."""
     skipped = [
         n
@@ -57,9 +57,9 @@ def merge(source: str, target: str) -> None:
             shutil.copy2(origin, copy)
 
 
-def linked_libraries(binaries: Iterable[str], prefix: str) -> list[tuple[str, str]]:
+def linked_libraries(binaries: Iterable[str], prefix: str) -> List[Tuple[str, str]]:
     """Shared libraries below ``prefix`` that the binaries load, as ``(name, path)``."""
-    found: dict[str, str] = {}
+    found: Dict[str, str] = {}
     for binary in binaries:
         done = subprocess.Popen(["ldd", binary], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         for line in done.communicate()[0].decode("utf-8", "replace").splitlines():
@@ -69,7 +69,7 @@ def linked_libraries(binaries: Iterable[str], prefix: str) -> list[tuple[str, st
     return sorted(found.items())
 
 
-def extensions(folder: str) -> list[str]:
+def extensions(folder: str) -> List[str]:
     """Extension modules in a directory."""
     if not os.path.isdir(folder):
         return []

@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from minisandbox import atomic
 
@@ -30,6 +31,16 @@ def virtualenv_folder(root: Path) -> Path:
 
     atomic.ensure_directory(target, root / f".virtualenv-{version}.lock", fill)
     return target
+
+
+def supports(python: str) -> bool:
+    """Whether this virtualenv, with what it needs, runs under an interpreter of that version."""
+    return all(
+        SpecifierSet(importlib.metadata.metadata(name).get("Requires-Python") or "").contains(
+            python
+        )
+        for name in _with_requirements("virtualenv")
+    )
 
 
 def _with_requirements(name: str) -> set[str]:

@@ -29,8 +29,8 @@ CACHE = "/var/cache/minisandbox"
 _UNPACKED = ("dev", "proc", "sys", "tmp", "run", "root/.cache", "var/tmp", "var/cache")
 
 #: What installers say when the network, not the request, was at fault.
-_UNREACHABLE = re.compile(
-    r"connection (refused|reset|aborted|timed out)|error sending request|dns error|timed? ?out"
+UNREACHABLE = re.compile(
+    r"connection (refused|reset|aborted|timed out)|error sending request|dns error|timed out"
     r"|temporary failure in name resolution|name or service not known|max retries exceeded"
     r"|\b(429 too many|50[0234] )|failed to establish a new connection|network is unreachable",
     re.IGNORECASE,
@@ -141,7 +141,7 @@ class Workshop:
                 hint="raise 'timeout' in the config",
             )
         if result.exit_code != 0:
-            unreachable = self.profile.network != "none" and _UNREACHABLE.search(result.text)
+            unreachable = self.profile.network != "none" and UNREACHABLE.search(result.text)
             raise StageFailed(
                 failure,
                 f"{what} ended with {result.exit_code}: {_decisive(result)}",
