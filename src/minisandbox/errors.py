@@ -150,6 +150,16 @@ class PatchFailed(MiniSandboxError):
         super().__init__(f"{name} does not apply: {reason}")
 
 
+class RebuildFailed(MiniSandboxError):
+    """The patches apply, but the command that builds the project again ended with an error."""
+
+    def __init__(self, command: str, exit_code: int, log: Path) -> None:
+        self.command = command
+        self.exit_code = exit_code
+        self.log = log
+        super().__init__(f"rebuilding with `{command}` ended with {exit_code}; see {log}")
+
+
 class StageFailed(MiniSandboxError):
     """A pipeline stage cannot produce its result; it ends as a failed record, not as an exit code.
 

@@ -38,6 +38,11 @@ _UNITTEST_STATUS = re.compile(
 )
 
 
+def _lines(log: str) -> list[str]:
+    """Lines as terminals have them; splitlines() would end one at a form feed or U+2028 as well."""
+    return log.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
 def parse_pytest(log: str) -> dict[str, Status]:
     """Statuses from the summary that ``pytest -rA`` prints, by node id.
 
@@ -45,7 +50,7 @@ def parse_pytest(log: str) -> dict[str, Status]:
     tests comes before it and may hold anything. Skipped tests are reported there without their id,
     so they are absent.
     """
-    lines = [_ANSI.sub("", line) for line in log.splitlines()]
+    lines = [_ANSI.sub("", line) for line in _lines(log)]
     start = max((i for i, line in enumerate(lines) if _SUMMARY.match(line)), default=None)
     statuses: dict[str, Status] = {}
     if start is None:
@@ -89,7 +94,7 @@ def parse_unittest(log: str) -> dict[str, Status]:
     }
     statuses: dict[str, Status] = {}
     current: str | None = None
-    for line in log.splitlines():
+    for line in _lines(log):
         if line.startswith(("====", "----")):
             current = None
             continue

@@ -25,7 +25,9 @@ def patched_paths(patch: str) -> tuple[str, ...]:
     paths: dict[str, None] = {}
     in_hunk = 0
     header: str | None = None
-    for line in patch.splitlines():
+    # Not splitlines(): a line of code may hold a form feed or U+2028.
+    for line in patch.split("\n"):
+        line = line.removesuffix("\r")
         if in_hunk > 0:
             in_hunk -= 1 if line[:1] in ("-", "+") else 2 if line[:1] in (" ", "") else 0
             continue

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox import atomic
-from minisandbox.errors import PatchFailed
+from minisandbox.errors import InvalidInput, PatchFailed, RebuildFailed
 from minisandbox.evaluate.patches import patched_paths
 from minisandbox.runtime import Instance
 
@@ -47,13 +47,16 @@ class TestOutput:
 def run_tests(instance: Instance, spec: TestSpec, *, patch: str, log_path: Path) -> TestOutput:
     """Run the tests of ``instance`` with ``patch`` applied; the instance must be fresh.
 
-    Raises ``PatchFailed`` if the patch or the test patch does not apply. The log is written to
-    ``log_path`` byte for byte.
+    Raises ``PatchFailed`` if the patch or the test patch does not apply, and ``RebuildFailed``. The
+    log is written to ``log_path`` byte for byte.
     """
     if patch.strip():
         instance.apply_patch(patch, name="patch")
     if spec.test_patch.strip():
-        instance.restore(patched_paths(spec.test_patch))
+        try:
+            instance.restore(patched_paths(spec.test_patch))
+        except InvalidInput as error:
+            raise PatchFailed("test patch", error.problem) from None
         instance.apply_patch(spec.test_patch, name="test patch")
     if spec.rebuild_command:
         rebuilt = instance.run(
@@ -65,9 +68,7 @@ def run_tests(instance: Instance, spec: TestSpec, *, patch: str, log_path: Path)
         )
         if rebuilt.exit_code != 0:
             atomic.write_bytes(log_path, rebuilt.stdout)
-            raise PatchFailed(
-                "patch", f"`{spec.rebuild_command}` ended with {rebuilt.exit_code}, see {log_path}"
-            )
+            raise RebuildFailed(spec.rebuild_command, rebuilt.exit_code, log_path)
     result = instance.run(
         spec.test_command,
         env=spec.env,

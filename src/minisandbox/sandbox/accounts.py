@@ -27,16 +27,21 @@ def find(user: str | int | None) -> Account:
         return Account(0, 0, [])
     rows = _rows("/etc/passwd", 7)
     for name, _, uid, gid, *_ in rows:
-        if str(user) in (name, uid):
+        # Like the C library: a row without numbers is no row.
+        if str(user) in (name, uid) and _is_id(uid) and _is_id(gid):
             groups = [
                 int(group[2])
                 for group in _rows("/etc/group", 4)
-                if name in group[3].split(",") and group[2].isdigit()
+                if name in group[3].split(",") and _is_id(group[2])
             ]
             return Account(int(uid), int(gid), sorted({int(gid), *groups}))
-    if str(user).isdigit():
+    if _is_id(str(user)):
         return Account(int(user), int(user), [int(user)])
     raise OSError(errno.ENOENT, "no such user", str(user))
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and int(text) < 2**32 - 1  # the last one is no id
 
 
 def _rows(path: str, width: int) -> list[list[str]]:
