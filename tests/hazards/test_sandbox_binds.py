@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox import removal
-from minisandbox.errors import InvalidInput
+from minisandbox.errors import InvalidInput, MiniSandboxError
 from minisandbox.idmap import IdMap, call_mapped, remove_tree
 from minisandbox.runtime import start_instance
 from minisandbox.sandbox import Bind, Profile, launch
@@ -105,20 +105,46 @@ def check_kept(place: Path, count: int) -> None:
     assert [file.read_text() for file in (*files, place / "file")] == ["kept"] * (count + 1)
 
 
+def break_start(monkeypatch: pytest.MonkeyPatch, seam: str, answer: str) -> None:
+    """Let one function of the supervisor answer otherwise: ``None``, or ``refused()``."""
+    program = f"""
+from minisandbox import linux
+from minisandbox.sandbox import rootfs
+def refused():
+    raise PermissionError(1, "refused")
+{seam} = lambda *_, **__: {answer}
+"""
+    whole = launch._BOOTSTRAP.replace("from minisandbox", program + "from minisandbox")
+    monkeypatch.setattr(launch, "_BOOTSTRAP", whole)
+
+
 @pytest.mark.parametrize("name", ["plain", "bücher", "a b\tc\\134", "日本\n"])
-@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("fails", ["not", "while staging", "at the namespaces", "inside"])
 def test_writable_binds_are_never_emptied(
-    start, make_layer, scratch: Path, tmp_path: Path, name: str, fails: bool
+    start,
+    make_layer,
+    scratch: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    fails: str,
 ) -> None:
     place = scratch / name
     place.mkdir()
     layer = make_layer({"x": "1"})
-    if fails:
-        os.symlink("/etc", layer / "dev")
-        with pytest.raises(InvalidInput, match="replaces"):
-            start(layer, scratch=place, profile=precious(tmp_path, 3))
+    profile = precious(tmp_path, 3)
+    if fails == "not":
+        start(layer, scratch=place, profile=profile).close()
     else:
-        start(layer, scratch=place, profile=precious(tmp_path, 3)).close()
+        if fails == "while staging":
+            more = Bind(layer, "/mnt/x", beneath="missing")
+            profile = Profile(binds=(*profile.binds, more))
+        elif fails == "at the namespaces":
+            break_start(monkeypatch, "linux.fork_mapped", "refused()")
+        else:
+            os.symlink("/etc", layer / "dev")
+        with pytest.raises(MiniSandboxError, match=r"refused|replaces|no directory of its own"):
+            start(layer, scratch=place, profile=profile)
     check_kept(tmp_path, 3)
     assert list(place.glob("box-*")) == []
 
@@ -132,16 +158,8 @@ def test_what_cannot_be_unmounted_is_not_removed(
     layer = make_layer({"x": "1"})
     os.symlink("/etc", layer / "dev")
     answer = "None" if broken == "rootfs.unstage" else "refused()"
-    program = f"""
-from minisandbox import linux
-from minisandbox.sandbox import rootfs
-def refused():
-    raise PermissionError(1, "refused")
-{broken} = lambda *_: {answer}
-"""
-    whole = launch._BOOTSTRAP.replace("from minisandbox", program + "from minisandbox")
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "_BOOTSTRAP", whole)
+        break_start(patch, broken, answer)
         with pytest.raises(InvalidInput, match="replaces"):
             start(layer, profile=precious(tmp_path, 3))
     check_kept(tmp_path, 3)
