@@ -131,11 +131,14 @@ fi
 
 def diff(sandbox: Sandbox, head_tree: str) -> bytes:
     """Changes since ``head_tree`` as a binary-safe patch."""
+    # Between trees and without an index: git would else read files of the work tree that it takes
+    # for the same as objects, unconverted.
     result = _git(
         sandbox,
         f"tree={shlex.quote(head_tree)}\n{_STAGE}"
-        "git diff --cached --binary --full-index --no-color --no-ext-diff --no-textconv "
-        '--ignore-submodules=none "$tree"\n',
+        "changed=$(git write-tree)\n"
+        'GIT_INDEX_FILE="$scratch/none" git diff-tree -r -p -M --binary --full-index --no-color '
+        '--no-ext-diff --no-textconv --ignore-submodules=none "$tree" "$changed"\n',
         max_output=_MAX_DIFF,
     )
     if result.exit_code != 0 or result.truncated:
