@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import InvalidInput, MiniSandboxError, PatchFailed
+from minisandbox.errors import InvalidInput, MiniSandboxError, PatchFailed, RebuildFailed
+from minisandbox.evaluate import run_tests
 from minisandbox.idmap import IdMap, call_mapped, current, remove_tree
 from minisandbox.records.layer import LayerRef
 from minisandbox.runtime import Instance, start_instance
@@ -470,3 +471,22 @@ def test_commands_run_in_the_work_tree(instance: Instance, tmp_path: Path) -> No
     assert (tmp_path / "down/remote").read_text() == "up"
     instance.write_file("code.py", "new")
     assert instance.read_file("/testbed/code.py") == b"new"
+
+
+def test_a_failing_rebuild_is_not_a_failing_patch(instance: Instance, tmp_path: Path) -> None:
+    spec = run_tests.TestSpec(
+        "true", "pytest", test_patch="", rebuild_command="echo no compiler; exit 3"
+    )
+    with pytest.raises(RebuildFailed, match="exit 3` ended with 3") as caught:
+        run_tests.run_tests(instance, spec, patch=PATCH, log_path=tmp_path / "log")
+    assert (caught.value.exit_code, caught.value.log) == (3, tmp_path / "log")
+    assert (tmp_path / "log").read_text() == "no compiler\n"
+
+
+def test_a_test_patch_that_leads_elsewhere_does_not_apply(
+    instance: Instance, tmp_path: Path
+) -> None:
+    spec = run_tests.TestSpec("true", "pytest", test_patch=NEW.format("../etc/passwd"))
+    with pytest.raises(PatchFailed, match="not a path of the repository"):
+        run_tests.run_tests(instance, spec, patch="", log_path=tmp_path / "log")
+    assert instance.run("test -s /etc/passwd").ok
