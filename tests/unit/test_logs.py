@@ -63,6 +63,14 @@ def test_replaced_bytes_do_not_disturb() -> None:
     assert parse_pytest(log.decode("utf-8", "replace")) == {"t.py::x": Status.PASSED}
 
 
+@pytest.mark.parametrize("character", ["\x0b", "\x0c", "\x1e", "\x85", "\u2028"])
+def test_unusual_separators_end_no_line(character: str) -> None:
+    name = f"t.py::x[a{character}PASSED t.py::y]"
+    assert parse_pytest(f"{SUMMARY}PASSED {name}\n") == {name: Status.PASSED}
+    log = f"test_a (pkg.Case) ... printed{character}ok{character}FAIL by the test\nok\n"
+    assert parse_unittest(log) == {"test_a (pkg.Case)": Status.PASSED}
+
+
 def test_unittest_words_come_lines_later() -> None:
     log = (
         "test_a (pkg.tests.Case) ... ok\n"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from minisandbox.evaluate.patches import patched_paths
 
 
@@ -45,6 +47,17 @@ def test_every_kind_of_change_is_seen(tmp_path: Path) -> None:
 
 def test_a_plain_diff_without_git_headers() -> None:
     patch = "--- a/x.py\t2024-01-01\n+++ b/x.py\t2024-01-02\n@@ -1 +1 @@\n-a\n+b\n"
+    assert patched_paths(patch) == ("x.py",)
+
+
+@pytest.mark.parametrize("character", ["\x0c", "\x1c", "\x85", "\u2028", "\r"])
+def test_only_line_feeds_end_lines(character: str) -> None:
+    patch = f"--- a/x.py\n+++ b/x.py\n@@ -1 +1,2 @@\n-a\n+a{character}--- a/not/this.py\n+b\n"
+    assert patched_paths(patch + patch.replace("x.py", "y.py")) == ("x.py", "y.py")
+
+
+def test_carriage_returns_of_a_patch_are_not_part_of_names() -> None:
+    patch = "--- a/x.py\r\n+++ b/x.py\r\n@@ -1 +1 @@\r\n-a\r\n+b\r\n"
     assert patched_paths(patch) == ("x.py",)
 
 
