@@ -125,6 +125,16 @@ def test_missing_sources_are_errors_that_name_them(box: Sandbox, tmp_path: Path)
     box.run("mkdir /root/odd && mkfifo /root/odd/fifo")
     with pytest.raises(SandboxFileError, match="fifo"):
         box.download("/root/odd", tmp_path / "odd")
+    box.run("mkdir /root/odd/a && mv /root/odd/fifo /root/odd/a/fifo")
+    with pytest.raises(SandboxFileError) as caught:
+        box.download("/root/odd", tmp_path / "odd")
+    assert caught.value.path == "/root/odd/a/fifo"
+    with pytest.raises(SandboxFileError) as caught:
+        box.download("/nope", tmp_path / "x")
+    assert caught.value.path == "/nope"
+    with pytest.raises(FileNotFoundError) as missing:
+        box.upload(tmp_path / "missing", "/root/x")
+    assert missing.value.filename == str(tmp_path / "missing")
 
 
 def test_links_inside_lead_nowhere_outside(box: Sandbox, tmp_path: Path) -> None:

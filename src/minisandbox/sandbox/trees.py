@@ -39,17 +39,17 @@ def send(path: str, pipe: int) -> None:
     """
     path = os.path.realpath(path)
     parent = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    below: list[str] = []  # after an error it leads from path to where that happened
     try:
-        _send_entry(parent, os.path.basename(path) or ".", b"", pipe, 0)
+        _send_entry(parent, os.path.basename(path) or ".", b"", pipe, below)
     except OSError as error:
-        where = path if error.filename is None else os.path.join(path, os.fsdecode(error.filename))
-        raise OSError(error.errno, error.strerror, where) from error
+        raise OSError(error.errno, error.strerror, os.path.join(path, *below)) from error
     finally:
         os.close(parent)
     _write(pipe, _HEADER.pack(b"e", 0, 0, 0, 0))
 
 
-def _send_entry(parent: int, name: str, shown: bytes, pipe: int, depth: int) -> None:
+def _send_entry(parent: int, name: str, shown: bytes, pipe: int, below: list[str]) -> None:
     status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     mode, mtime = stat.S_IMODE(status.st_mode), status.st_mtime_ns
     if stat.S_ISLNK(status.st_mode):
@@ -68,13 +68,15 @@ def _send_entry(parent: int, name: str, shown: bytes, pipe: int, depth: int) -> 
         finally:
             os.close(fd)
     elif stat.S_ISDIR(status.st_mode):
-        if depth >= MAX_DEPTH:
+        if len(below) >= MAX_DEPTH:
             raise OSError(errno.ELOOP, f"more than {MAX_DEPTH} levels of directories", name)
         fd = os.open(name, _OPEN_DIRECTORY, dir_fd=parent)
         try:
             _write(pipe, _HEADER.pack(b"d", len(shown), mode, 0, mtime) + shown)
             for child in sorted(os.listdir(fd)):
-                _send_entry(fd, child, os.fsencode(child), pipe, depth + 1)
+                below.append(child)
+                _send_entry(fd, child, os.fsencode(child), pipe, below)
+                below.pop()
             _write(pipe, _HEADER.pack(b"u", 0, 0, 0, 0))
         finally:
             os.close(fd)
