@@ -83,6 +83,21 @@ def test_unknown_user(box: Sandbox) -> None:
         box.run("true", user="nosuchuser")
 
 
+@pytest.mark.parametrize("row", ["bad:x:one:1::/:/bin/sh", "bad:x:1:one::/:/bin/sh", "bad:x"])
+def test_accounts_without_numbers_are_unknown(start, row: str) -> None:
+    box = start()
+    box.run(f"echo '{row}' >> /etc/passwd")
+    with pytest.raises(SandboxFileError, match="bad"):
+        box.run("true", user="bad")
+    assert box.run("true", user="root").ok
+
+
+@pytest.mark.parametrize("user", [2**32 - 1, 10**12, "²", -1])
+def test_numbers_that_are_no_ids_are_unknown(box: Sandbox, user) -> None:
+    with pytest.raises(SandboxFileError, match=str(user)):
+        box.run("true", user=user)
+
+
 def test_input(box: Sandbox) -> None:
     data = bytes(range(256)) * 10_000
     assert box.run("cat", stdin=data).stdout == data
