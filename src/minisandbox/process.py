@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from minisandbox.errors import ProcessFailed
+from minisandbox.errors import InvalidInput, ProcessFailed
 
 #: One locale for every program: messages in English, file names in UTF-8.
 _LOCALE = "C.UTF-8"
+#: Seconds: poll(2) counts milliseconds in an int, which 25 days overflow.
+_LONGEST_POLL = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ def run(
     shell, what it wrote, and how it ended. Raises ``ProcessFailed`` when the program cannot be
     started, or ends with another code than 0 and ``check`` is set, and ``ProcessTimedOut``.
     """
+    if timeout is not None and not timeout >= 0:  # NaN is not either
+        raise InvalidInput("timeout", f"is {timeout}", "give seconds from 0 on")
     words = [os.fspath(word) for word in argv]
     environment = dict(os.environ if env is None else env) | {"LC_ALL": _LOCALE}
     started = time.monotonic()
@@ -123,7 +127,13 @@ def _ended(process: subprocess.Popen[bytes], timeout: float | None) -> bool:
     try:
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
-        return bool(poll.poll(None if timeout is None else max(0.0, timeout) * 1000))
+        if timeout is None:
+            return bool(poll.poll())
+        deadline = time.monotonic() + timeout
+        while not poll.poll(min(max(0.0, deadline - time.monotonic()), _LONGEST_POLL) * 1000):
+            if time.monotonic() >= deadline:
+                return False
+        return True
     finally:
         os.close(descriptor)
 

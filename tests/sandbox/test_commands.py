@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -96,6 +97,17 @@ def test_accounts_without_numbers_are_unknown(start, row: str) -> None:
 def test_numbers_that_are_no_ids_are_unknown(box: Sandbox, user) -> None:
     with pytest.raises(SandboxFileError, match=str(user)):
         box.run("true", user=user)
+
+
+@pytest.mark.parametrize("timeout", [1e7, 1e300, math.inf])
+def test_any_patience_is_possible(box: Sandbox, timeout: float) -> None:
+    assert box.run("echo x", timeout=timeout).stdout == b"x\n"
+
+
+@pytest.mark.parametrize("timeout", [-1, -math.inf, math.nan])
+def test_times_that_are_none_are_refused(box: Sandbox, timeout: float) -> None:
+    with pytest.raises(InvalidInput, match=r"timeout: is .*seconds from 0 on"):
+        box.run("true", timeout=timeout)
 
 
 def test_input(box: Sandbox) -> None:

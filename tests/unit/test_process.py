@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import ProcessFailed
+from minisandbox.errors import InvalidInput, ProcessFailed
 from minisandbox.process import Completed, ProcessTimedOut, run
 
 
@@ -58,6 +59,24 @@ def test_paths_are_arguments(tmp_path: Path) -> None:
 
 def test_nothing_to_read_by_default() -> None:
     assert run(["cat"], timeout=20).stdout == b""
+
+
+@pytest.mark.parametrize("timeout", [1e7, 1e300, math.inf])
+def test_any_patience_is_possible(timeout: float) -> None:
+    assert run(["true"], timeout=timeout).returncode == 0
+
+
+@pytest.mark.parametrize("timeout", [-1, -math.inf, math.nan])
+def test_times_that_are_none_are_refused(timeout: float) -> None:
+    with pytest.raises(InvalidInput, match=r"timeout: is .*seconds from 0 on"):
+        run(["true"], timeout=timeout)
+
+
+def test_waiting_in_several_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minisandbox.process._LONGEST_POLL", 0.01)
+    assert run(["sh", "-c", "sleep 0.2; exit 3"], timeout=60, check=False).returncode == 3
+    with pytest.raises(ProcessTimedOut):
+        run(["sleep", "60"], timeout=0.1)
 
 
 def test_input_and_output_larger_than_a_pipe() -> None:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from minisandbox.sandbox import wire
 
 _CHUNK = 1 << 18
+#: Seconds: poll(2) counts milliseconds in an int, which 25 days overflow.
+LONGEST_WAIT = 86_400.0
 #: Seconds a monitor gets to end a tree before PID 1 does it (a command can stop its monitor).
 KILL_PATIENCE = 15.0
 
@@ -90,7 +92,7 @@ def collect(
     try:
         while True:
             wait = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = {fd for fd, _ in poller.poll(None if wait is None else wait * 1000)}
+            ready = {fd for fd, _ in poller.poll(None if wait is None else _milliseconds(wait))}
             if channel.fileno() in ready:
                 fields, _ = wire.receive(channel)
                 for fd, stream in by_fd.items():
@@ -109,6 +111,10 @@ def collect(
     finally:
         for fd in by_fd:
             os.close(fd)
+
+
+def _milliseconds(seconds: float) -> float:
+    return min(seconds, LONGEST_WAIT) * 1000
 
 
 def _tell_to_kill(channel: socket.socket) -> None:

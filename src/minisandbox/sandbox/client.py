@@ -8,7 +8,6 @@ are never confused.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import posixpath
 import socket
@@ -20,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from minisandbox.errors import InvalidInput, SandboxDied, SandboxFileError
+from minisandbox.errors import HostUnsupported, InvalidInput, SandboxDied, SandboxFileError
 from minisandbox.idmap import IdMap, current, remove_tree
 from minisandbox.sandbox import capture, terminal, trees, wire
 from minisandbox.sandbox.launch import Link, launch
@@ -121,8 +120,12 @@ class Sandbox:
         is /dev/null unless given. Of each stream ``max_output`` bytes are kept, its beginning and
         its end. ``on_output`` is called in this thread with ``"stdout"`` or ``"stderr"`` and every
         piece as it comes. Raises ``SandboxDied`` when the sandbox is gone, ``SandboxFileError``
-        when ``user`` is unknown.
+        when ``user`` is unknown, ``InvalidInput`` for what cannot be run at all.
         """
+        if timeout is not None and not timeout >= 0:  # NaN is not either
+            raise InvalidInput(
+                "timeout", f"is {timeout}", "give seconds from 0 on, or None to wait for the end"
+            )
         request, files = self._command(command, env, cwd, user)
         request["merge"] = merge_stderr
         if stdin is not None:
@@ -266,7 +269,7 @@ class Sandbox:
         if self._link.box.name and self._link.box.exists():
             try:
                 remove_tree(self._link.box, self._idmap)  # its supervisor was killed
-            except OSError:
+            except (OSError, HostUnsupported):
                 pass  # processes may still be dying; the next start in this scratch removes it
 
     def _absolute(self, path: str) -> str:
@@ -336,7 +339,7 @@ class Sandbox:
         # Only a stopped monitor can keep silent here, and then only a caller who set a limit wants
         # to know.
         limit = None if timeout is None else timeout + capture.KILL_PATIENCE
-        channel.settimeout(limit if limit is not None and math.isfinite(limit) else None)
+        channel.settimeout(None if limit is None else min(limit, capture.LONGEST_WAIT))
         fields, fds = wire.receive(channel)
         channel.settimeout(None)
         if fields[:1] == [expected]:
