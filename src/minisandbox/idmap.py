@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from minisandbox import linux, removal
+from minisandbox import linux, namespaces, removal
+from minisandbox.errors import HostUnsupported
 
 T = TypeVar("T")
 
@@ -139,7 +140,7 @@ def works(idmap: IdMap) -> bool:
     """Whether a user namespace with this map can be entered here (always true for ``root``)."""
     try:
         return call_mapped(idmap, os.geteuid) == (os.geteuid() if idmap.kind == "root" else 0)
-    except OSError:
+    except (OSError, HostUnsupported):
         return False
 
 
@@ -195,7 +196,8 @@ def call_mapped(idmap: IdMap, function: Callable[[], T]) -> T:
     and sees inside ids. Result or exception come back pickled. The child is made with ``os.fork``
     so that closures work; in a program with threads the function must therefore not need a lock
     that another thread may hold (logging and imports at the first use are the usual ones). Raises
-    ``ChildProcessError`` when the child dies.
+    ``ChildProcessError`` when the child dies, and ``HostUnsupported`` where the host refuses the
+    namespace.
     """
     if idmap.kind == "root":
         return function()
@@ -226,8 +228,10 @@ def call_mapped(idmap: IdMap, function: Callable[[], T]) -> T:
                 namespaces=0,
                 child=child,
             )
-        except BaseException:
+        except BaseException as error:
             os.close(read_end)
+            if isinstance(error, linux.NamespacesRefused):
+                raise namespaces.refused(error.errno or 0, str(error.strerror)) from error
             raise
         finally:
             os.close(write_end)

@@ -87,6 +87,10 @@ Extent = tuple[int, int, int]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+class NamespacesRefused(OSError):
+    """The kernel refused a namespace or its id map: ENOSPC is a limit then, not a full disk."""
+
+
 def _check(result: int, what: str, path: str | None = None) -> int:
     if result == -1:
         number = ctypes.get_errno()
@@ -331,7 +335,8 @@ def fork_mapped(
     ``child``.
 
     Returns its pid once the maps are written. The child ends with ``os._exit``: 0, or 1 when
-    ``child`` raised, or the errno of a refused ``unshare``, which the parent raises as ``OSError``.
+    ``child`` raised, or the errno of a refused ``unshare``. The parent raises that, and a refused
+    map, as ``NamespacesRefused``.
     """
     parent_end, child_end = socket.socketpair()
     pid = os.fork()
@@ -362,8 +367,12 @@ def fork_mapped(
         answer = parent_end.recv(1)
         if answer != b"\0":
             number = answer[0] if answer else errno.EPERM
-            raise OSError(number, f"unshare: {os.strerror(number)}")
-        write_id_maps(pid, uids, gids, map_writers=map_writers)
+            raise NamespacesRefused(number, f"unshare: {os.strerror(number)}")
+        try:
+            write_id_maps(pid, uids, gids, map_writers=map_writers)
+        except OSError as error:
+            number = error.errno or errno.EPERM
+            raise NamespacesRefused(number, error.strerror, error.filename) from error
         parent_end.sendall(b"g")
     except BaseException:
         parent_end.close()

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from minisandbox import namespaces
+from minisandbox.cli.main import main
 from minisandbox.errors import HostUnsupported, InvalidInput
 from minisandbox.sandbox import launch, refusals
 from minisandbox.sandbox.base import base_identity
-from minisandbox.sandbox.probe import probe
+from minisandbox.sandbox.probe import Check, probe
 
 
 def test_every_promise_is_tried_here(tmp_path: Path) -> None:
@@ -33,11 +35,33 @@ def test_a_host_that_refuses_is_a_failed_check_with_a_remedy(
     assert "choose another scratch directory" in failed[0].remedy
 
 
+def test_the_doctor_looks_where_sandboxes_keep_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Path | None] = []
+
+    def note(scratch: Path | None = None) -> list[Check]:
+        seen.append(scratch)
+        return [Check("kernel", True, "x"), Check("loopback IPv6", False, "x", required=False)]
+
+    monkeypatch.setattr("minisandbox.sandbox.probe.probe", note)
+    monkeypatch.setenv("MINISANDBOX_NODE_STORE", str(tmp_path / "node"))
+    assert main(["doctor"]) == 0
+    assert seen[0] is not None
+    assert seen[0].is_relative_to(tmp_path / "node")
+    assert "warn  loopback IPv6" in capsys.readouterr().out
+
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MINISANDBOX_NODE_STORE", str(tmp_path / "file"))
+    assert main(["doctor"]) == 1
+    assert "FAIL  node store" in capsys.readouterr().out
+
+
 REFUSALS = [
     ("namespaces", errno.ENOSPC, "not about disk space"),
     ("namespaces", errno.EINVAL, "CONFIG_USER_NS"),
     ("namespaces", errno.EPERM, "seccomp"),
-    ("overlay", errno.EPERM, "5.11"),
+    ("overlay", errno.EPERM, "5.12"),
     ("proc", errno.EPERM, "systempaths=unconfined"),
     ("binds", errno.ENOSYS, "5.12"),
     ("root", errno.EINVAL, "initial ram file system"),
@@ -49,7 +73,7 @@ REFUSALS = [
 def test_refusals_say_what_to_do(
     step: str, number: int, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusals, "_sysctl", lambda name: "")
+    monkeypatch.setattr(namespaces, "_sysctl", lambda name: "")
     error = refusals.explain(step, number, os.strerror(number))
     assert isinstance(error, HostUnsupported)
     assert text in str(error)
@@ -66,7 +90,7 @@ BLOCKERS = [
 def test_the_setting_that_forbids_namespaces_is_named(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusals, "_sysctl", lambda asked: value if asked == name else "")
+    monkeypatch.setattr(namespaces, "_sysctl", lambda asked: value if asked == name else "")
     assert name in str(refusals.explain("namespaces", errno.EPERM, "Operation not permitted"))
 
 

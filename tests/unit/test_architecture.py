@@ -20,7 +20,7 @@ PACKAGE = "minisandbox"
 
 #: Each layer may import from itself and from those above it in this list.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "atomic", "records", "keys", "linux", "idmap", "removal"}),
+    frozenset({"errors", "atomic", "records", "keys", "linux", "idmap", "namespaces", "removal"}),
     frozenset({"process", "archive"}),
     frozenset({"store", "sandbox"}),
     frozenset({"runtime"}),

@@ -137,7 +137,11 @@ def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile)
         # reached: a layer may have a link there, and what is looked up twice may change between.
         binds.append((str(bind.source.resolve()), bind.target, bind.writable, bind.beneath))
     scratch = scratch.resolve()
-    lowers = [*reversed(layers), base.ensure_skeleton(scratch, profile, idmap)]
+    try:
+        skeleton = base.ensure_skeleton(scratch, profile, idmap)
+    except OSError as error:
+        raise refusals.explain("scratch", error.errno or 0, refusals.describe(error)) from error
+    lowers = [*reversed(layers), skeleton]
     return {
         "scratch": str(scratch),
         "lowers": [str(path.resolve()) for path in lowers],

@@ -5,14 +5,18 @@ sentences.
 from __future__ import annotations
 
 import errno
-import os
 import platform
-from pathlib import Path
 
+from minisandbox import namespaces
 from minisandbox.errors import HostUnsupported, InvalidInput, MiniSandboxError
+
+#: mount_setattr(2), with which inherited mounts are made read-only; an overlay in a user namespace
+#: needs 5.11 alone.
+KERNEL_FLOOR = (5, 12)
 
 _MECHANISMS = {
     "namespaces": "user namespaces",
+    "scratch": "the scratch directory",
     "mounts": "mount namespaces",
     "overlay": "an overlay of the layers",
     "binds": "bind mounts of host directories",
@@ -25,6 +29,12 @@ _MECHANISMS = {
 }
 
 
+def describe(error: OSError) -> str:
+    """The clause ``detail`` for an error met in this process."""
+    reason = error.strerror or str(error)
+    return f"{reason} ({error.filename})" if error.filename else reason
+
+
 def explain(step: str, number: int, detail: str) -> MiniSandboxError:
     """The error for errno ``number`` at setup step ``step``."""
     mechanism = _MECHANISMS.get(step, step)
@@ -35,14 +45,13 @@ def explain(step: str, number: int, detail: str) -> MiniSandboxError:
             "layers", f"too many layers: {detail}", "join layers before materializing"
         )
     if number == errno.ENOSPC and step in ("namespaces", "mounts"):
-        return HostUnsupported(
-            mechanism,
-            "a limit on the number of namespaces (or of mounts) is reached; "
-            "this is not about disk space",
-            "raise user.max_*_namespaces and fs.mount-max with sysctl, or close sandboxes",
-        )
+        return namespaces.refused(number, detail, mechanism)
     if step == "namespaces":
-        return HostUnsupported(mechanism, detail, _namespace_remedy(number))
+        return namespaces.refused(number, detail)
+    if step == "scratch":
+        return HostUnsupported(
+            mechanism, detail, "make it writable and free some space there, or choose another one"
+        )
     if step == "overlay":
         return HostUnsupported(mechanism, detail, _overlay_remedy(number))
     if step == "proc" and number == errno.EPERM:
@@ -54,7 +63,8 @@ def explain(step: str, number: int, detail: str) -> MiniSandboxError:
             "(`--security-opt systempaths=unconfined`), or run outside it",
         )
     if number == errno.ENOSYS:
-        remedy = f"this needs Linux 5.12 or later (here: {platform.release()}), outside gVisor"
+        needed = ".".join(map(str, KERNEL_FLOOR))
+        remedy = f"this needs Linux {needed} or later (here: {platform.release()}), outside gVisor"
         return HostUnsupported(mechanism, detail, remedy)
     if step == "root" and number == errno.EINVAL:
         return HostUnsupported(
@@ -65,35 +75,10 @@ def explain(step: str, number: int, detail: str) -> MiniSandboxError:
     return HostUnsupported(mechanism, detail, "run `minisandbox doctor` for what this host allows")
 
 
-def _sysctl(name: str) -> str:
-    try:
-        return Path("/proc/sys", name.replace(".", "/")).read_text().strip()
-    except OSError:
-        return ""
-
-
-def _namespace_remedy(number: int) -> str:
-    if _sysctl("kernel.unprivileged_userns_clone") == "0":
-        return "ask for `sysctl -w kernel.unprivileged_userns_clone=1`"
-    if _sysctl("user.max_user_namespaces") == "0":
-        return "ask for `sysctl -w user.max_user_namespaces=10000`"
-    if _sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1":
-        return (
-            "AppArmor forbids it to this interpreter: ask for `sysctl -w "
-            "kernel.apparmor_restrict_unprivileged_userns=0`, or for an AppArmor profile with "
-            f"`userns,` for {os.path.realpath('/proc/self/exe')}"
-        )
-    if number == errno.EINVAL:
-        return "the kernel was built without user namespaces (CONFIG_USER_NS)"
-    return (
-        "no sysctl forbids it, so a seccomp filter or a security module does; inside a container "
-        "start it with `--security-opt seccomp=unconfined`"
-    )
-
-
 def _overlay_remedy(number: int) -> str:
     if number in (errno.ENODEV, errno.EPERM):
-        return f"overlay in a user namespace needs Linux 5.11 or later (here: {platform.release()})"
+        needed = ".".join(map(str, KERNEL_FLOOR))
+        return f"this needs Linux {needed} or later (here: {platform.release()})"
     if number == errno.EINVAL:
         return (
             "the scratch directory must lie on a file system that can hold an upper directory "

@@ -57,12 +57,16 @@ _CAPABILITIES = frozenset(
 
 def serve(spec: dict[str, Any], control: socket.socket, lease: socket.socket) -> None:
     """Run one sandbox from start to removal; failures of the start are told through ``control``."""
-    box, lock = scratch.create(spec["scratch"])
+    try:
+        box, lock = scratch.create(spec["scratch"])
+    except OSError as error:
+        _refuse(control, rootfs.Refused("scratch", error))
+        return
     try:
         try:
             pid = _start(spec, box, control)
         except rootfs.Refused as error:
-            wire.send(control, "refused", error.step, str(error.number), error.detail)
+            _refuse(control, error)
             return
         except (OSError, EOFError):
             # PID 1 has said why before it ended, unless it died: then the client sees the end of
@@ -78,15 +82,22 @@ def serve(spec: dict[str, Any], control: socket.socket, lease: socket.socket) ->
         os.close(lock)
 
 
+def _refuse(control: socket.socket, error: rootfs.Refused) -> None:
+    wire.send(control, "refused", error.step, str(error.number), error.detail)
+
+
 def _start(spec: dict[str, Any], box: str, control: socket.socket) -> int:
     """Start PID 1 and return its pid once it has been let go."""
-    os.chdir(box)
-    for name, mode in (("upper", 0o755), ("work", 0o755), ("root", 0o755)):
-        os.mkdir(name, mode)
     root = spec["kind"] == "root"
-    if root:
-        for name in (".", "upper", "work", "root"):
+    os.chdir(box)
+    try:
+        for name in ("upper", "work", "root"):
+            os.mkdir(name, 0o755)
+        for name in (".", "upper", "work", "root") if root else ():
             os.chown(name, spec["uids"][0][1], spec["gids"][0][1])
+    except OSError as error:
+        raise rootfs.Refused("scratch", error) from error
+    if root:
         rootfs.unshare_mounts()
         rootfs.stage(spec)
     linux.become_subreaper()
@@ -136,7 +147,7 @@ def _become_init(spec: dict[str, Any], box: str, control: socket.socket, go: soc
                 rootfs.stage(spec)
             rootfs.enter(spec)
         except rootfs.Refused as error:
-            wire.send(control, "refused", error.step, str(error.number), error.detail)
+            _refuse(control, error)
             return
         linux.close_all_but((2, control.fileno()))
         for fd in (0, 1):

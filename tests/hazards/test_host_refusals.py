@@ -1,0 +1,90 @@
+"""What a host refuses is told in a sentence that names it, and never as something else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import minisandbox
+from minisandbox.idmap import current
+
+SOURCE = Path(minisandbox.__file__).parents[1]
+PROGRAM = """
+import sys
+from pathlib import Path
+from minisandbox.errors import HostUnsupported
+from minisandbox.idmap import current, single
+from minisandbox.sandbox import Sandbox
+from minisandbox.store import NodeStore, Store
+place = Path(sys.argv[1])
+def refused(action):
+    try:
+        action()
+    except HostUnsupported as error:
+        print(error)
+    else:
+        raise AssertionError("nothing was refused")
+"""
+
+
+def told(place: Path, mount: str, script: str, *unshare: str) -> list[str]:
+    """Run ``script`` where the shell command ``mount`` was done for it alone; its lines."""
+    inner = f'cd "$2" && {mount} && exec "$0" -c "$1" "$2"'
+    words = [*unshare, "sh", "-c", inner, sys.executable, PROGRAM + script, str(place)]
+    environment = {**os.environ, "PYTHONPATH": f"{SOURCE}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_a_limit_on_namespaces_is_not_a_full_disk(tmp_path: Path) -> None:
+    lines = told(
+        tmp_path,
+        "mkdir tree && echo 0 > /proc/sys/user/max_user_namespaces",
+        """
+idmap = current()
+assert idmap == single()
+(place / "scratch").mkdir()
+store, node = Store(place / "store"), NodeStore(place / "node")
+add = lambda: store.add("source", place / "tree", date=1_600_000_000, idmap=idmap)
+refused(add)
+store.open_packed = lambda digest: open("/dev/null", "rb")
+refused(lambda: node.ensure(store, "sha256:" + "0" * 64))
+refused(lambda: Sandbox.start([], scratch=place / "scratch", idmap=idmap))
+assert list((place / "scratch").glob("box-*")) == []
+""",
+        *("unshare", "--user", "--map-root-user"),
+    )
+    sentence = (
+        "user namespaces cannot be used on this host: a limit on the number of namespaces "
+        "(or of mounts) is reached; this is not about disk space; raise user.max_*_namespaces "
+        "and fs.mount-max with sysctl, or close sandboxes"
+    )
+    assert lines == [sentence] * 3
+
+
+@pytest.mark.parametrize("started_before", [False, True])
+def test_a_read_only_scratch_directory(tmp_path: Path, started_before: bool) -> None:
+    root = current().kind == "root"
+    lines = told(
+        tmp_path,
+        "mkdir fixed && mount -t tmpfs none fixed",
+        f"""
+import os
+idmap = current()
+if {started_before}:
+    Sandbox.start([], scratch=place / "fixed", idmap=idmap).close()
+assert os.system("mount -o remount,bind,ro fixed") == 0
+refused(lambda: Sandbox.start([], scratch=place / "fixed", idmap=idmap))
+""",
+        *("unshare", "--mount", *(() if root else ("--user", "--map-root-user"))),
+    )
+    (line,) = lines
+    start = "the scratch directory cannot be used on this host: Read-only file system ("
+    assert line.startswith(f"{start}{tmp_path}/fixed/")
+    assert "Traceback" not in line
+    assert line.endswith("); make it writable and free some space there, or choose another one")
