@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 import random
+import socket
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,6 +145,42 @@ def test_other_layer_under_this_name(place: Path, layer: tuple[Store, LayerRef])
     problems = {found.digest: found.problem for found in store.verify()}
     assert problems[other.digest] is None
     assert problems[ref.digest] == f"its content has the digest {other.digest}"
+
+
+def put(path: Path, kind: str) -> None:
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with socket.socket(socket.AF_UNIX) as listener:
+            parent = os.open(path.parent, os.O_PATH)  # the name of a socket is short
+            try:
+                listener.bind(f"/proc/self/fd/{parent}/{path.name}")
+            finally:
+                os.close(parent)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "device", "socket"])
+def test_what_is_no_file_is_neither_waited_for_nor_read(
+    place: Path, layer: tuple[Store, LayerRef], kind: str
+) -> None:
+    store, ref = layer
+    put(store.path(ref.digest), kind)
+    check_refused(store, NodeStore(place / "node", IDMAP), ref.digest)
+    finding = next(store.verify([ref.digest]))
+    assert finding.problem == "it is not a regular file"
+
+
+def test_a_pipe_among_what_is_written_is_not_waited_for(
+    place: Path, layer: tuple[Store, LayerRef]
+) -> None:
+    store, ref = layer
+    os.mkfifo(store.root / "incoming/left.tmp", 0o444)
+    assert store.add("environment", place / "tree", date=DATE, idmap=IDMAP) == ref
 
 
 def test_adding_again_heals(place: Path, layer: tuple[Store, LayerRef]) -> None:

@@ -6,12 +6,14 @@ uncompressed tar (an OCI diff_id), because two versions of zstd compress the sam
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import hashlib
 import io
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
@@ -46,6 +48,8 @@ _WINDOW_LOG = 27
 
 _BUFFER = 1 << 20
 _SUFFIX = ".tar.zst"
+#: Whoever may write to a shared store can put a pipe there, which blocks who opens it.
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _LAYER_NAME = re.compile(r"[0-9a-f]{64}\.tar\.zst")
 
 
@@ -133,14 +137,22 @@ class Store:
             yield stream
 
     def open_packed(self, digest: str) -> BinaryIO:
-        """The packed file itself; raises ``LayerMissing`` and ``StoreUnusable``."""
+        """The packed file itself; raises ``LayerMissing``, ``StoreUnusable``, and ``LayerDamaged``
+        where it is no regular file.
+        """
         path = self.path(digest)
         try:
-            return open(path, "rb")
+            fd = os.open(path, _READ)
         except FileNotFoundError:
             raise LayerMissing(digest, self.root) from None
         except OSError as error:
+            if error.errno == errno.ENXIO:  # a socket, or a device that is not there
+                raise LayerDamaged(digest, path, "it is not a regular file") from error
             raise StoreUnusable("read", path, error) from error
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise LayerDamaged(digest, path, "it is not a regular file")
+        return open(fd, "rb")
 
     def verify(self, digests: Iterable[str] | None = None) -> Iterator[Finding]:
         """Read layers (all, or ``digests``) to their end and tell of each what is wrong with it."""
@@ -199,7 +211,7 @@ def _remove_abandoned(directory: Path) -> None:
         # NFS locks for writing only; a file that was complete but for its rename is read-only.
         flags = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
         try:
-            fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
             continue  # Gone meanwhile, or somebody else's.
         try:
