@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from minisandbox.cli.subparsers import Subparsers
-from minisandbox.errors import EXIT_FAILED, EXIT_OK
+from minisandbox.errors import EXIT_FAILED, EXIT_OK, MiniSandboxError
+
+if TYPE_CHECKING:
+    from minisandbox.sandbox.probe import Check
 
 
 def add_commands(commands: Subparsers) -> None:
@@ -17,16 +21,28 @@ def add_commands(commands: Subparsers) -> None:
 def check_host(_: argparse.Namespace) -> int:
     """``minisandbox doctor``: 1 if something the sandbox cannot do without is refused."""
     from minisandbox import idmap
-    from minisandbox.sandbox.probe import probe
     from minisandbox.store import default_node_root
 
-    checks = probe()
+    checks = _checks()
     width = max(len(check.name) for check in checks)
     for check in checks:
-        print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name:{width}}  {check.detail}")
+        word = "ok" if check.ok else "FAIL" if check.required else "warn"
+        print(f"{word:4}  {check.name:{width}}  {check.detail}")
         if not check.ok and check.remedy:
             print(f"      {'':{width}}  -> {check.remedy}")
     ids = idmap.current()
     print(f"\nids inside: {ids.count} from host uid {ids.uid_base} ({ids.kind})")
     print(f"node store: {default_node_root()}")
-    return EXIT_OK if all(check.ok for check in checks) else EXIT_FAILED
+    return EXIT_OK if all(check.ok for check in checks if check.required) else EXIT_FAILED
+
+
+def _checks() -> list[Check]:
+    """What holds where sandboxes really keep their files, as another file system may do less."""
+    from minisandbox.sandbox.probe import Check, probe
+    from minisandbox.store import NodeStore, default_node_root
+
+    try:
+        return probe(NodeStore(default_node_root()).scratch)
+    except (MiniSandboxError, OSError) as error:
+        remedy = "set MINISANDBOX_NODE_STORE to a directory of yours on a local file system"
+        return [Check("node store", False, str(error), remedy), *probe()]

@@ -19,20 +19,25 @@ from minisandbox.errors import HostUnsupported, MiniSandboxError
 from minisandbox.idmap import IdMap, call_mapped, current, remove_tree
 from minisandbox.sandbox.client import Sandbox
 from minisandbox.sandbox.profile import Profile
-
-#: mount_setattr(2), with which inherited mounts are made read-only.
-KERNEL_FLOOR = (5, 12)
+from minisandbox.sandbox.refusals import KERNEL_FLOOR
 
 
 @dataclass(frozen=True)
 class Check:
-    """One promise: whether it holds here, what was seen, and what to do where it does not."""
+    """One promise: whether it holds here, what was seen, and what to do where it does not.
+
+    Without a ``required`` one instances are not what they were built as; without another one some
+    of their tests fail.
+    """
 
     name: str
     ok: bool
     detail: str
     remedy: str = ""
+    required: bool = True
 
+
+_OPTIONAL = frozenset({"loopback IPv4", "loopback IPv6", "terminals", "shared memory"})
 
 #: Name, script that must end with 0, and what a failure means.
 _PROMISES = (
@@ -113,9 +118,10 @@ def _id_map(idmap: IdMap) -> Check:
             f"for more ids: give {os.geteuid()} 65536 of them in /etc/subuid and /etc/subgid"
             f"{'' if found else ' and install newuidmap (package uidmap or shadow-utils)'}"
         )
-        return Check("ids", True, "only id 0 inside: chown and su to other users fail", remedy)
+        seen = "only id 0 inside: chown and su to other users fail"
+        return Check("ids", True, seen, remedy, required=False)
     origin = "a range that root takes" if idmap.kind == "root" else "the range in /etc/subuid"
-    return Check("ids", True, f"{idmap.count} ids inside, from {origin}")
+    return Check("ids", True, f"{idmap.count} ids inside, from {origin}", required=False)
 
 
 def _write_layer(root: Path, owner: tuple[int, int] | None) -> None:
@@ -140,7 +146,9 @@ def _promises(directory: Path, idmap: IdMap) -> list[Check]:
                 ended = f"ended with {result.exit_code}"
                 seen = (result.stderr_text.strip().splitlines() or [ended])[-1]
                 remedy = "" if result.ok else meaning
-                checks.append(Check(name, result.ok, "works" if result.ok else seen, remedy))
+                detail = "works" if result.ok else seen
+                required = name not in _OPTIONAL
+                checks.append(Check(name, result.ok, detail, remedy, required=required))
             return checks
     except HostUnsupported as error:
         return [Check(error.mechanism, False, error.reason, error.remedy)]
