@@ -1,10 +1,11 @@
 """The process that starts one sandbox, outlives it, and cleans up behind it.
 
-Started by the client as a program of its own (never a fork of a program that may be a trainer with
-threads and gigabytes), it stays outside the namespaces with the caller's ids. Chain of life: the
-client holds the ``lease`` socket; when it closes, by intent or by the client's death, the
-supervisor kills PID 1, the kernel kills everything in its pid namespace, and the supervisor removes
-the scratch directory. When the supervisor itself is killed, PID 1 goes with it (PR_SET_PDEATHSIG).
+Started by the client as a program of its own: no sandbox is a fork of a program that may be a
+trainer with threads and gigabytes. (``idmap.call_mapped``, with which an ordinary user's map is
+tried and its layers are unpacked, packed and removed, does fork the client.) It stays outside the
+namespaces with the caller's ids. Chain of life: the client holds the ``lease`` socket; when it
+closes, by intent or by the client's death, the supervisor kills PID 1, the kernel kills everything
+in its pid namespace, and the supervisor removes the scratch directory. When the supervisor itself is killed, PID 1 goes with it (PR_SET_PDEATHSIG).
 Invariant: everything the sandbox side needs is imported before the root changes, so this module and
 its imports stay small.
 """
