@@ -117,6 +117,19 @@ def test_input(box: Sandbox) -> None:
     assert box.run("cat").stdout == b""
 
 
+def test_input_through_a_pipe_of_the_caller(box: Sandbox, tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    with open(write_end, "wb") as pipe:
+        pipe.write(b"typed")
+    with open(read_end, "rb") as pipe:
+        assert box.run("cat", stdin=pipe.fileno()).stdout == b"typed"
+    for path in (tmp_path, Path(__file__)):
+        fd = os.open(path, os.O_RDONLY)
+        with pytest.raises(InvalidInput, match="is no pipe"):
+            box.run("true", stdin=fd)
+        os.close(fd)
+
+
 def test_scripts_of_any_size(box: Sandbox) -> None:
     script = "".join(f"x=value-{number}\n" for number in range(60_000)) + "echo $x"
     assert len(script) > 600_000

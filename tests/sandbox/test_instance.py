@@ -7,8 +7,10 @@ would be misled by.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -490,3 +492,56 @@ def test_a_test_patch_that_leads_elsewhere_does_not_apply(
     with pytest.raises(PatchFailed, match="not a path of the repository"):
         run_tests.run_tests(instance, spec, patch="", log_path=tmp_path / "log")
     assert instance.run("test -s /etc/passwd").ok
+
+
+RUN = """
+import sys
+from pathlib import Path
+from minisandbox.cli import caches, main
+from minisandbox.idmap import current
+from minisandbox.records.layer import LayerRef
+from minisandbox.runtime import start_instance
+from minisandbox.store import NodeStore, Store
+
+def start(_):
+    return start_instance(
+        {layers}, head_tree="{tree}", store=Store(Path("{store}")),
+        node=NodeStore(Path("{node}")), name="example",
+    )
+
+caches._instance = start
+sys.exit(main.main(["run", "example", "--", *sys.argv[1:]]))
+"""
+
+
+def cli(packed: Packed, *words: str) -> list[str]:
+    """A command line that runs ``minisandbox run`` on this store."""
+    program = RUN.format(
+        layers=packed.layers, tree=packed.head_tree, store=packed.store.root, node=packed.node.root
+    )
+    return [sys.executable, "-c", program, *words]
+
+
+def test_standard_input_reaches_the_command(packed: Packed) -> None:
+    data = bytes(range(256)) * 4096
+    done = subprocess.run(cli(packed, "cat"), input=data, capture_output=True)
+    assert (done.stdout, done.stderr, done.returncode) == (data, b"", 0)
+
+
+@pytest.mark.parametrize("ending", ["< /dev/null", "<&-", "< /etc/passwd"])
+def test_no_input_does_not_hang(packed: Packed, ending: str) -> None:
+    line = f"{shlex.join(cli(packed, 'head -c 4; echo end'))} {ending}"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, timeout=30)
+    assert done.stdout.endswith(b"end\n"), done.stderr
+
+
+def test_input_that_never_ends_does_not_keep_a_command(packed: Packed) -> None:
+    read_end, write_end = os.pipe()
+    try:
+        done = subprocess.run(
+            cli(packed, "echo done"), stdin=read_end, capture_output=True, timeout=30
+        )
+    finally:
+        os.close(read_end)
+        os.close(write_end)
+    assert (done.stdout, done.returncode) == (b"done\n", 0)

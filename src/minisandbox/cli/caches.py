@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -208,9 +212,10 @@ def run_command(arguments: argparse.Namespace) -> int:
     if not words:
         print("minisandbox run: no command given; put it after --", file=sys.stderr)
         return EXIT_USAGE
-    with _instance(arguments) as instance:
+    with _instance(arguments) as instance, _piped_input() as stdin:
         result = instance.run(
             words[0] if len(words) == 1 else words,
+            stdin=stdin,
             timeout=arguments.timeout,
             max_output=0,
             on_output=_print_piece,
@@ -222,6 +227,34 @@ def run_command(arguments: argparse.Namespace) -> int:
 
             atomic.write_bytes(arguments.diff, instance.diff())
     return result.exit_code
+
+
+@contextmanager
+def _piped_input() -> Generator[int | None]:
+    """A pipe that standard input is copied to; None where that is a terminal or closed."""
+    # Not by looking at descriptor 0: where it was closed, something of ours has that number now.
+    if sys.__stdin__ is None or os.isatty(0):
+        yield None
+        return
+    read_end, write_end = os.pipe()
+    # A daemon: the command may end long before its input does.
+    threading.Thread(target=_feed, args=(write_end,), daemon=True).start()
+    try:
+        yield read_end
+    finally:
+        os.close(read_end)
+
+
+def _feed(write_end: int) -> None:
+    try:
+        while data := os.read(0, 1 << 16):
+            view = memoryview(data)
+            while view:
+                view = view[os.write(write_end, view) :]
+    except OSError:
+        pass  # the command ended without reading it all, or what is read from broke
+    finally:
+        os.close(write_end)
 
 
 def _print_piece(stream: str, data: bytes) -> None:

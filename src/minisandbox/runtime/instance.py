@@ -49,7 +49,7 @@ class Instance:
         self,
         command: str | Sequence[str],
         *,
-        stdin: bytes | None = None,
+        stdin: bytes | int | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         user: str | int | None = None,

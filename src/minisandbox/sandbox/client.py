@@ -11,6 +11,7 @@ import itertools
 import os
 import posixpath
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -102,7 +103,7 @@ class Sandbox:
         self,
         command: str | Sequence[str],
         *,
-        stdin: bytes | None = None,
+        stdin: bytes | int | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         user: str | int | None = None,
@@ -117,10 +118,11 @@ class Sandbox:
         with its arguments. The end of the shell is the end of the command: processes it left in the
         background live on, and what they print later is dropped. A timeout ends the command's whole
         tree, background processes and daemons included, and keeps the output so far. Standard input
-        is /dev/null unless given. Of each stream ``max_output`` bytes are kept, its beginning and
-        its end. ``on_output`` is called in this thread with ``"stdout"`` or ``"stderr"`` and every
-        piece as it comes. Raises ``SandboxDied`` when the sandbox is gone, ``SandboxFileError``
-        when ``user`` is unknown, ``InvalidInput`` for what cannot be run at all.
+        is /dev/null unless given, as bytes or as the descriptor of a pipe. Of each stream
+        ``max_output`` bytes are kept, its beginning and its end. ``on_output`` is called in this
+        thread with ``"stdout"`` or ``"stderr"`` and every piece as it comes. Raises ``SandboxDied``
+        when the sandbox is gone, ``SandboxFileError`` when ``user`` is unknown, ``InvalidInput``
+        for what cannot be run at all.
         """
         if timeout is not None and not timeout >= 0:  # NaN is not either
             raise InvalidInput(
@@ -130,7 +132,9 @@ class Sandbox:
         request["merge"] = merge_stderr
         if stdin is not None:
             request["stdin"] = len(files)
-            files.append(wire.memory_file("stdin", stdin))
+            files.append(
+                _pipe(stdin) if isinstance(stdin, int) else wire.memory_file("stdin", stdin)
+            )
         started = time.monotonic()
         token, channel = self._request(request, files)
         with channel:
@@ -372,3 +376,10 @@ class Sandbox:
 
     def _why_dead(self) -> str:
         return self._link.log_tail() or "its first process was killed"
+
+
+def _pipe(fd: int) -> int:
+    # A file or directory of the host would be a way out: /proc/self/fd/0 can be opened for writing.
+    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+        raise InvalidInput("stdin", f"descriptor {fd} is no pipe", "copy it through one")
+    return os.dup(fd)
