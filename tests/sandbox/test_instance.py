@@ -6,6 +6,7 @@ would be misled by.
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import shutil
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import pytest
 
+from minisandbox.cli.main import main
 from minisandbox.errors import InvalidInput, MiniSandboxError, PatchFailed, RebuildFailed
 from minisandbox.evaluate import run_tests
 from minisandbox.idmap import IdMap, call_mapped, current, remove_tree
@@ -545,3 +547,39 @@ def test_input_that_never_ends_does_not_keep_a_command(packed: Packed) -> None:
         os.close(read_end)
         os.close(write_end)
     assert (done.stdout, done.returncode) == (b"done\n", 0)
+
+
+def test_what_takes_long_is_told_once(packed: Packed, tmp_path: Path) -> None:
+    node = NodeStore(tmp_path / "node", packed.node.idmap)
+    told: list[str] = []
+    for _ in range(2):
+        start_instance(
+            packed.layers,
+            head_tree=packed.head_tree,
+            store=packed.store,
+            node=node,
+            name="example",
+            report=told.append,
+        ).close()
+    assert told == ["unpacking the source layer, 0 MB", "unpacking the instance layer, 0 MB"]
+    remove_tree(node.root, node.idmap)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_only_a_terminal_is_shown_progress(
+    packed: Packed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["store", "verify", "--store", str(packed.store.root)]
+    assert main(words) == 0
+    quiet = capsys.readouterr()
+    assert quiet.err == ""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert main(words) == 0
+    assert capsys.readouterr().out == quiet.out
+    assert "2 of 2 layers read" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisandbox.cli.subparsers import Subparsers
+from minisandbox.cli.waiting import waiting_line
 from minisandbox.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, InvalidInput
 from minisandbox.records import codec
 from minisandbox.records.manifest import ManifestRow
@@ -275,7 +276,9 @@ def _instance(arguments: argparse.Namespace) -> Instance:
 
     cache = open_cache(arguments.cache)
     row = cache.row(arguments.id)
-    instance = cache.materialize(arguments.id, profile=Profile(network=arguments.network))
+    with waiting_line() as report:
+        profile = Profile(network=arguments.network)
+        instance = cache.materialize(arguments.id, profile=profile, report=report)
     try:
         if arguments.gold:
             instance.apply_patch(row.patch, name="gold patch")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from minisandbox.cli.caches import readable_size
 from minisandbox.cli.subparsers import Subparsers
+from minisandbox.cli.waiting import waiting_line
 from minisandbox.errors import EXIT_FAILED, EXIT_OK, InvalidInput
 
 
@@ -39,12 +40,16 @@ def verify_store(arguments: argparse.Namespace) -> int:
         store = cache.store
         named = {layer.digest for row in cache.rows() for layer in row.layers}
     digests = sorted(named | set(store.digests()))
-    bad = 0
     total = 0
-    for finding in store.verify(digests):
-        total += finding.size
-        if finding.problem is not None:
-            bad += 1
-            print(f"{finding.digest}  {finding.problem}")
-    print(f"{len(digests)} layers, {readable_size(total)}, {bad} damaged or missing")
+    bad: list[str] = []
+    with waiting_line() as report:
+        report(f"reading {len(digests)} layers")
+        for number, finding in enumerate(store.verify(digests), 1):
+            total += finding.size
+            report(f"{number} of {len(digests)} layers read, {readable_size(total)}")
+            if finding.problem is not None:
+                bad.append(f"{finding.digest}  {finding.problem}")
+    for line in bad:
+        print(line)
+    print(f"{len(digests)} layers, {readable_size(total)}, {len(bad)} damaged or missing")
     return EXIT_FAILED if bad else EXIT_OK

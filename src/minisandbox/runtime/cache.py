@@ -20,6 +20,7 @@ from minisandbox.errors import InstanceUnavailable, InstanceUnknown, InvalidInpu
 from minisandbox.records import codec
 from minisandbox.records.manifest import READABLE_SCHEMAS, ManifestRow
 from minisandbox.runtime.instance import Instance, start_instance
+from minisandbox.runtime.stack import Report
 from minisandbox.sandbox import Profile
 from minisandbox.store import NodeStore, Store, default_node_root
 
@@ -91,8 +92,12 @@ class Cache:
         *,
         profile: Profile | None = None,
         env: Mapping[str, str] | None = None,
+        report: Report | None = None,
     ) -> Instance:
         """Start a sandbox on the layers of an instance; a context manager.
+
+        The first time on a machine its layers are unpacked and compiled, of which ``report`` is
+        told.
 
         Raises ``InstanceUnknown``, ``InstanceUnavailable`` (its build failed), ``LayerMissing``,
         ``LayerDamaged`` or ``HostUnsupported``. An instance that was built but not validated as
@@ -109,6 +114,7 @@ class Cache:
             name=instance_id,
             profile=profile,
             env=env,
+            report=report,
         )
 
 

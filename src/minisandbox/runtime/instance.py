@@ -11,7 +11,7 @@ from types import TracebackType
 
 from minisandbox.records.layer import LayerRef
 from minisandbox.runtime import worktree
-from minisandbox.runtime.stack import stack
+from minisandbox.runtime.stack import Report, stack
 from minisandbox.sandbox import Bind, Profile, Result, Sandbox
 from minisandbox.store import NodeStore, Store
 
@@ -139,11 +139,12 @@ def start_instance(
     name: str,
     profile: Profile | None = None,
     env: Mapping[str, str] | None = None,
+    report: Report | None = None,
 ) -> Instance:
     """Unpack what this node lacks and start a sandbox on it; raises what ``NodeStore.ensure`` and
-    ``Sandbox.start`` do.
+    ``Sandbox.start`` do. ``report`` is told what takes long.
     """
-    folders = stack(layers, store=store, node=node)
+    folders = stack(layers, store=store, node=node, report=report)
     profile = profile or Profile()
     # The layer's content is not trusted. What lies in its ``.git`` (an index or objects that are
     # links) is only ever read inside, after the root has changed; ``.git`` itself is looked up on

@@ -7,7 +7,7 @@ the modification time of its source, so an edited file never runs stale byte-cod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from minisandbox import keys
@@ -27,29 +27,41 @@ _LEFT_OUT = r"/(lib2to3|idlelib|tkinter|ensurepip|turtledemo|distutils/tests|tes
 
 _TIMEOUT = 1800.0
 
+#: Told in a clause what takes long, when it begins.
+Report = Callable[[str], None]
 
-def stack(layers: Sequence[LayerRef], *, store: Store, node: NodeStore) -> list[Path]:
+
+def stack(
+    layers: Sequence[LayerRef], *, store: Store, node: NodeStore, report: Report | None = None
+) -> list[Path]:
     """The directories of ``layers``, bottom first, each followed by its byte-code; unpacks what is
     missing.
 
+    ``report`` is called before a layer is unpacked or compiled, not for what is there.
     Raises what ``NodeStore.ensure`` and ``Sandbox.start`` raise.
     """
     folders: list[Path] = []
     interpreter: LayerRef | None = None
+    report = report or (lambda _: None)
     for layer in layers:
+        if not node.path(layer.digest).is_dir():
+            report(f"unpacking the {layer.kind} layer, {layer.unpacked_size / 1e6:,.0f} MB")
         folders.append(node.ensure(store, layer.digest))
         if layer.kind == "interpreter":
             interpreter = layer
         if interpreter is not None and layer.kind in _COMPILED:
-            folders.append(_byte_code(layer, interpreter, folders, node))
+            folders.append(_byte_code(layer, interpreter, folders, node, report))
     return folders
 
 
-def _byte_code(layer: LayerRef, interpreter: LayerRef, below: list[Path], node: NodeStore) -> Path:
+def _byte_code(
+    layer: LayerRef, interpreter: LayerRef, below: list[Path], node: NodeStore, report: Report
+) -> Path:
     """The byte-code of one layer, made by an interpreter from a layer below it."""
     name = f"bytecode-{keys.short(layer.digest, 32)}-{keys.short(interpreter.digest, 16)}"
 
     def fill(work: Path) -> None:
+        report(f"compiling byte-code of the {layer.kind} layer, once on this machine")
         profile = Profile(redirect_dir=False)
         with Sandbox.start(
             below, scratch=node.scratch, idmap=node.idmap, profile=profile, name=name
