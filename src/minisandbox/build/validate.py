@@ -18,7 +18,7 @@ from typing import Literal
 from minisandbox import keys
 from minisandbox.build import batches, stage
 from minisandbox.build.rows import complete
-from minisandbox.errors import PatchFailed, StageFailed
+from minisandbox.errors import PatchFailed, RebuildFailed, StageFailed
 from minisandbox.evaluate.grading import Grader, LogGrader, derive_lists
 from minisandbox.evaluate.logs import Status
 from minisandbox.evaluate.run_tests import TestOutput, TestSpec, run_tests
@@ -254,6 +254,8 @@ def _run(case: _Case, row: InstancePlan, patch: str, name: str, *, more: str = "
     ) as instance:
         try:
             return run_tests(instance, spec, patch=patch, log_path=_log(case, name))
+        except RebuildFailed as error:
+            raise StageFailed("install", str(error), hint="see 'rebuild' in the recipe") from None
         except PatchFailed as error:
             raise StageFailed(
                 "patch", str(error), hint="check the row's 'patch' and 'test_patch'"
