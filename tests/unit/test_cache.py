@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from minisandbox.cli.main import main
 from minisandbox.errors import InstanceUnavailable, InstanceUnknown, InvalidInput
 from minisandbox.records import codec
 from minisandbox.records.manifest import Base, BuildSeconds, Logs, ManifestRow
@@ -119,3 +120,15 @@ def test_a_cache_can_be_sent_to_another_process(tmp_path: Path) -> None:
     write(tmp_path, row("a-1"))
     sent = pickle.loads(pickle.dumps(open_cache(tmp_path)))
     assert sent.row("a-1").instance_id == "a-1"
+
+
+@pytest.mark.parametrize("line", [b'{"schema": 1, "instance_id": "a\xff"}', b"[" * 100_000])
+def test_bytes_that_are_no_row_are_named(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "manifest.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(InvalidInput, match="row 1: is not JSON"):
+        open_cache(tmp_path)
+
+
+def test_an_option_behind_the_instance_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "some-1", "--timeout", "2", "--", "true"]) == 2
+    assert "--timeout has to stand before the instance" in capsys.readouterr().err

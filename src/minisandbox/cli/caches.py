@@ -209,7 +209,11 @@ def _word(resolved: bool) -> str:
 
 def run_command(arguments: argparse.Namespace) -> int:
     """``minisandbox run``: output as the command wrote it, its exit code, 124 after a time-out."""
-    words: list[str] = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
+    separated = arguments.words[:1] == ["--"]
+    words: list[str] = arguments.words[1:] if separated else arguments.words
+    if not separated and words and words[0].startswith("-"):
+        print(f"minisandbox run: {words[0]} has to stand before the instance", file=sys.stderr)
+        return EXIT_USAGE
     if not words:
         print("minisandbox run: no command given; put it after --", file=sys.stderr)
         return EXIT_USAGE

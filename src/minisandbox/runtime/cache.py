@@ -29,7 +29,7 @@ MANIFEST_NAME = "manifest.jsonl"
 CACHE_NAME = "cache.json"
 
 # The writer puts these two keys first; anything else is parsed in full.
-_HEAD = re.compile(rb'\{"schema": ?(\d+), ?"instance_id": ?"([^"\\]+)"')
+_HEAD = re.compile(rb'\{"schema": ?(\d+), ?"instance_id": ?"([!#-\[\]-~]+)"')
 
 _CHUNK = 1 << 16
 
@@ -163,7 +163,7 @@ def _read_offsets(fd: int, manifest: Path) -> dict[str, int]:
             where = f"{manifest}: row {number}"
             head = _HEAD.match(line)
             if head is not None:
-                schema, instance_id = int(head[1]), head[2].decode("utf-8")
+                schema, instance_id = int(head[1]), head[2].decode("ascii")
             else:
                 data = _parse(line, where)
                 schema, instance_id = data.get("schema"), str(data.get("instance_id"))
@@ -181,7 +181,7 @@ def _read_offsets(fd: int, manifest: Path) -> dict[str, int]:
 def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidInput(where, f"is not JSON ({error})", "build the manifest again") from None
     if not isinstance(data, dict):
         raise InvalidInput(where, "is not an object", "build the manifest again")
