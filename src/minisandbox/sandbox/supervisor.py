@@ -5,7 +5,8 @@ trainer with threads and gigabytes. (``idmap.call_mapped``, with which an ordina
 tried and its layers are unpacked, packed and removed, does fork the client.) It stays outside the
 namespaces with the caller's ids. Chain of life: the client holds the ``lease`` socket; when it
 closes, by intent or by the client's death, the supervisor kills PID 1, the kernel kills everything
-in its pid namespace, and the supervisor removes the scratch directory. When the supervisor itself is killed, PID 1 goes with it (PR_SET_PDEATHSIG).
+in its pid namespace, and the supervisor removes the scratch directory. When the supervisor itself
+is killed, PID 1 goes with it (PR_SET_PDEATHSIG).
 Invariant: everything the sandbox side needs is imported before the root changes, so this module and
 its imports stay small.
 """
