@@ -35,12 +35,11 @@ def virtualenv_folder(root: Path) -> Path:
 
 def supports(python: str) -> bool:
     """Whether this virtualenv, with what it needs, runs under an interpreter of that version."""
-    return all(
-        SpecifierSet(importlib.metadata.metadata(name).get("Requires-Python") or "").contains(
-            python
-        )
+    asked = (
+        str(importlib.metadata.metadata(name).json.get("requires_python", ""))
         for name in _with_requirements("virtualenv")
     )
+    return all(SpecifierSet(text).contains(python) for text in asked)
 
 
 def _with_requirements(name: str) -> set[str]:
