@@ -1,6 +1,10 @@
-"""Time to start a sandbox and to run a command in it, beside bubblewrap.
+"""Time to start a sandbox and to run a command in it, beside bubblewrap and podman.
 
     python benchmarks/launcher.py [--rounds N]
+
+podman is measured for root only, with an image of one static program (busybox) in a storage of its
+own. Where cgroup v1 and v2 are mounted together it does not start; there run this as
+`unshare -m sh -c 'umount /sys/fs/cgroup/unified; exec python benchmarks/launcher.py'`.
 
 Each row is measured by alternating with the others, so that a busy moment of the machine hits all.
 Peers that are not installed are left out. bubblewrap has no way into a running sandbox, so each of
@@ -32,6 +36,54 @@ BUBBLEWRAP = [
 ]
 
 
+PODMAN_LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=4096:4096")
+
+
+class Podman:
+    """An engine with storage of its own, an image, and a container that runs."""
+
+    def __init__(self, folder: Path) -> None:
+        places = (
+            "--root",
+            folder / "root",
+            "--runroot",
+            folder / "run",
+            "--cgroup-manager=cgroupfs",
+        )
+        self.command = ["podman", *map(str, places)]
+        content = folder / "image/bin"
+        content.mkdir(parents=True)
+        shutil.copy(str(shutil.which("busybox")), content / "busybox")
+        tar = folder / "image.tar"
+        subprocess.run(["tar", "-cf", tar, "-C", content.parent, "bin"], check=True)
+        self.call("import", str(tar), "bench")
+        self.call(
+            "run", "-d", "--name", "box", *self.options, "bench", "/bin/busybox", "sleep", "9999"
+        )
+
+    options = ("--network", "none", *PODMAN_LIMITS)
+
+    def call(self, *words: str) -> bytes:
+        """Run podman; raises ``CalledProcessError``."""
+        return subprocess.run(
+            [*self.command, *words], stdin=subprocess.DEVNULL, capture_output=True, check=True
+        ).stdout
+
+    def run(self) -> None:
+        """Start, run one program, end, remove."""
+        said = self.call("run", "--rm", *self.options, "bench", "/bin/busybox", "echo", "x")
+        assert said == b"x\n"
+
+    def exec(self) -> None:
+        """Run one program in the container that runs."""
+        assert self.call("exec", "box", "/bin/busybox", "echo", "x") == b"x\n"
+
+    def close(self) -> None:
+        """Remove containers and image."""
+        self.call("rm", "--force", "--time", "0", "box")
+        self.call("rmi", "--force", "bench")
+
+
 def bubblewrap() -> None:
     """Start, run one program, end."""
     done = subprocess.run(
@@ -47,7 +99,9 @@ def milliseconds(action: Callable[[], object]) -> float:
     return (time.perf_counter() - started) * 1000
 
 
-def measure(scratch: Path, layer: Path, rounds: int) -> dict[str, list[float]]:
+def measure(
+    scratch: Path, layer: Path, rounds: int, podman: Podman | None
+) -> dict[str, list[float]]:
     """All rows, each with ``rounds`` values in milliseconds."""
     rows: dict[str, list[float]] = {
         "minisandbox: start to first output": [],
@@ -58,6 +112,9 @@ def measure(scratch: Path, layer: Path, rounds: int) -> dict[str, list[float]]:
     peers: dict[str, Callable[[], None]] = {}
     if shutil.which("bwrap"):
         peers["bubblewrap: start to first output (= command)"] = bubblewrap
+    if podman is not None:
+        peers["podman run: start to first output"] = podman.run
+        peers["podman exec: command"] = podman.exec
     rows.update({name: [] for name in peers})
     boxes: list[Sandbox] = []
 
@@ -90,7 +147,14 @@ def main() -> None:
         layer, scratch = Path(name, "layer"), Path(name, "scratch")
         (layer / "testbed").mkdir(parents=True)
         scratch.mkdir()
-        rows = measure(scratch, layer, options.rounds)
+        podman = None
+        if mapped.kind == "root" and shutil.which("podman") and shutil.which("busybox"):
+            podman = Podman(Path(name, "podman"))
+        try:
+            rows = measure(scratch, layer, options.rounds, podman)
+        finally:
+            if podman is not None:
+                podman.close()
     print(f"Id map: {mapped.kind}; {options.rounds} rounds; milliseconds of wall time.\n")
     print("| what | fastest | median | 95th percentile |\n|---|---|---|---|")
     for row, values in rows.items():
