@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -478,6 +479,32 @@ def test_the_command_line(build: Build) -> None:
     assert verified.returncode == 0
     assert " 0 damaged or missing" in verified.stdout
     assert build.minisandbox("records", "ls", "--failed").stdout.count("no-such-commit") == 2
+
+
+def test_every_program_of_the_page_on_caches_works(build: Build, tmp_path: Path) -> None:
+    page = (CLONE / "docs/how-to/use-a-cache.md").read_text(encoding="utf-8")
+    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    for theirs, ours in {
+        "sqlparse-0.4.4": "parse-1.20.1",
+        "sqlparse/__init__.py": "parse.py",
+        "/testbed/docs": "/testbed/tests",
+        "/tmp/sqlparse-docs": str(tmp_path / "docs"),
+        "/tmp/run.log": str(tmp_path / "run.log"),
+    }.items():
+        assert theirs in program
+        program = program.replace(theirs, ours)
+    (build.folder / "README.md").write_text("notes\n")
+    done = subprocess.run(
+        [sys.executable, "-c", program + "\nprint(patch.decode())"],
+        cwd=build.folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "12 instances" in done.stdout
+    assert "True ()" in done.stdout
+    assert "+# a change" in done.stdout
+    assert list((tmp_path / "docs").iterdir())
 
 
 def test_a_shell_is_interactive(build: Build) -> None:
