@@ -32,9 +32,7 @@ from minisandbox.store import Store
 #: Date of files where a recipe gives none (2020-01-01): which day it was built must not matter.
 DEFAULT_DATE = "2020-01-01"
 
-#: The oldest interpreters that today's virtualenv and uv can still make and fill an environment
-#: for.
-VIRTUALENV_SUPPORTS = Version("3.8")
+#: The oldest interpreter that today's uv can still install for.
 UV_SUPPORTS = Version("3.8")
 
 #: Shim file, its place inside, its mode.
