@@ -11,10 +11,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
 
-Network = Literal["none", "host"]
+#: ``index``: nothing but the index proxy is reachable; ``none``: nothing at all; ``host``: the host's
+#: network, for trusted code only.
+Network = Literal["index", "none", "host"]
 History = str  # "none", "full" or a number of commits
+
+
+@dataclass(frozen=True)
+class RequirementFile:
+    """Requirements that a repository lists in a file of its own.
+
+    ``tool`` knows which file that is for ``version``; it is read from the mirror at ``commit`` when
+    the environment is built.
+    """
+
+    tool: str
+    repo: str
+    version: str
+    commit: str
+    format: Literal["requirements.txt", "environment.yml"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +40,10 @@ class Recipe:
 
     ``python`` is a minor version (``3.11``) or a version specifier (``>=3.11``). ``date``
     (``YYYY-MM-DD``, or empty) bounds the upload time of every package. Commands are shell text, run
-    in the repository with the environment active.
+    in the repository with the environment active. ``complete`` says that ``packages`` name
+    everything, so that no dependency is resolved; ``dropped`` is what their source names and a
+    virtual environment cannot have. ``grader`` is ``log`` (``parser`` reads the output of ``test``)
+    or the name of an official grader, which brings its own test command.
     """
 
     name: str
@@ -31,6 +51,9 @@ class Recipe:
     python: str
     test: str
     packages: tuple[str, ...] = ()
+    complete: bool = False
+    dropped: tuple[str, ...] = ()
+    requirement_file: RequirementFile | None = None
     date: str = ""
     installer: Literal["uv", "pip"] = "uv"
     pre_install: tuple[str, ...] = ()
@@ -38,6 +61,7 @@ class Recipe:
     rebuild: str = ""
     imports: tuple[str, ...] = ()
     parser: str = "pytest"
+    grader: str = "log"
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     timeout: int = 1800
     test_paths: tuple[str, ...] = ()
@@ -74,7 +98,11 @@ class InterpreterPlan:
 
 @dataclass(frozen=True)
 class EnvironmentPlan:
-    """One virtual environment; ``key`` is the digest of everything that decides its content."""
+    """One virtual environment; ``key`` is the digest of everything that decides its content.
+
+    ``lock`` is the record of an earlier build whose index files are to be used, or empty;
+    ``index_cache`` is where files of the package index are kept.
+    """
 
     slug: str
     key: str
@@ -82,6 +110,9 @@ class EnvironmentPlan:
     date: str
     installer: Literal["uv", "pip"]
     packages: tuple[str, ...]
+    complete: bool
+    dropped: tuple[str, ...]
+    requirement_file: RequirementFile | None
     pre_install: tuple[str, ...]
     env: Mapping[str, str]
     base: Mapping[str, Any]
@@ -89,6 +120,8 @@ class EnvironmentPlan:
     timeout: int
     store: str
     tools: str
+    index_cache: str
+    lock: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,7 +156,11 @@ class InstancePlan:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The instances that one job builds, and one job validates, on one environment."""
+    """The instances that one job builds, and one job validates, on one environment.
+
+    ``lock`` and ``index_cache`` are as in ``EnvironmentPlan``; ``tools`` holds the tools of the
+    pipeline that have environments of their own.
+    """
 
     slug: str
     environment: str
@@ -133,6 +170,9 @@ class BatchPlan:
     network: Network
     timeout: int
     store: str
+    tools: str
+    index_cache: str
+    lock: str = ""
 
 
 @dataclass(frozen=True)
@@ -154,9 +194,12 @@ class BatchEntry:
 
 @dataclass(frozen=True)
 class EnvironmentEntry:
-    """What the workflow must know of an environment: its interpreter and its batches."""
+    """What the workflow must know of an environment: its interpreter, the mirrors that its
+    requirements are read from, and its batches.
+    """
 
     python: str
+    repos: tuple[str, ...]
     batches: Mapping[str, BatchEntry]
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from minisandbox.records.layer import LayerRef
+from minisandbox.records.lock import IndexFile
 
-RECORD_SCHEMA = 1
+RECORD_SCHEMA = 2
 
 Status = Literal["ok", "failed"]
 
@@ -105,10 +106,26 @@ class InterpreterRecord(Record):
     layer: LayerRef | None = None
 
 
+@dataclass(frozen=True)
+class NetworkUse:
+    """What a build asked of the network.
+
+    ``files`` are those that the package index served, build requirements included: the lock that a
+    rebuild is held to. ``refused`` are requests that it had no answer to. ``tried`` are the
+    addresses of all other connections that programs attempted, all in vain; ``unwatched`` says why
+    this machine could not record them.
+    """
+
+    files: tuple[IndexFile, ...] = ()
+    refused: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
+    unwatched: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentRecord(Record):
     """A packed virtual environment on its interpreter. ``lock`` is what was resolved,
-    ``name==version`` sorted.
+    ``name==version`` sorted; ``dropped`` is what was asked for and the package index cannot have.
     """
 
     python: str = ""
@@ -116,19 +133,23 @@ class EnvironmentRecord(Record):
     base: Mapping[str, Any] = field(default_factory=dict[str, Any])
     profile: str = ""
     lock: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    network: NetworkUse = NetworkUse()
     layers: tuple[LayerRef, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceRecord(Record):
     """An installed checkout: all layers bottom first, and the commit and tree that changes are told
-    against.
+    against. ``env`` are variables that every process of it gets: versions that come from tags.
     """
 
     base_commit: str = ""
     head_commit: str = ""
     head_tree: str = ""
     layers: tuple[LayerRef, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    network: NetworkUse = NetworkUse()
     release: ReleaseRow | None = None
     stage_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
 
