@@ -8,5 +8,6 @@ instances.
 from minisandbox.sandbox.client import Sandbox
 from minisandbox.sandbox.profile import Bind, Network, Profile
 from minisandbox.sandbox.result import Result
+from minisandbox.sandbox.watching import Attempt
 
-__all__ = ["Bind", "Network", "Profile", "Result", "Sandbox"]
+__all__ = ["Attempt", "Bind", "Network", "Profile", "Result", "Sandbox"]

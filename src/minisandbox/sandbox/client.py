@@ -26,6 +26,7 @@ from minisandbox.sandbox import capture, terminal, trees, wire
 from minisandbox.sandbox.launch import Link, launch
 from minisandbox.sandbox.profile import Profile
 from minisandbox.sandbox.result import EXIT_TIMED_OUT, Result
+from minisandbox.sandbox.watching import Attempt
 
 DEFAULT_ENV: Mapping[str, str] = {
     "HOME": "/root",
@@ -87,6 +88,32 @@ class Sandbox:
     def pid(self) -> int:
         """Host pid of the sandbox's PID 1."""
         return self._link.init_pid
+
+    @property
+    def listeners(self) -> Mapping[int, socket.socket]:
+        """The listening sockets that the profile names, by port of 127.0.0.1 inside.
+
+        Connections from inside are accepted here, in the client. They are closed, and threads that
+        wait in ``accept`` are woken with an ``OSError``, by :meth:`close` and :meth:`seal`.
+        """
+        return self._link.listeners
+
+    @property
+    def watched(self) -> str:
+        """Empty where :meth:`attempts` is complete but for what ``docs/security.md`` lists, else
+        the reason.
+        """
+        return self._link.unwatched
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        """The addresses that programs inside tried to reach so far, each once, in order of the
+        first try.
+
+        Also after :meth:`close`. Whether they were reached is not in it: the profile's network
+        decides that. Attempts at the profile's own ports are listed like all others.
+        """
+        watcher = self._link.watcher
+        return watcher.attempts() if watcher is not None else ()
 
     def __enter__(self) -> Sandbox:
         return self

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import platform
 import select
 import signal
 import socket
@@ -13,10 +15,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from minisandbox import linux
 from minisandbox.errors import HostUnsupported, InvalidInput
 from minisandbox.idmap import IdMap
-from minisandbox.sandbox import base, refusals, wire
+from minisandbox.sandbox import base, refusals, seccomp, wire
 from minisandbox.sandbox.profile import Profile
+from minisandbox.sandbox.watching import Watcher
 
 #: What overlayfs takes (OVL_MAX_STACK), less the skeleton.
 MAX_LAYERS = 499
@@ -51,6 +55,9 @@ class Link:
         self.lease = lease
         self.box = Path()
         self.init_pid = 0
+        self.listeners: dict[int, socket.socket] = {}
+        self.watcher: Watcher | None = None
+        self.unwatched = ""
         self._log = log
 
     def alive(self) -> bool:
@@ -64,6 +71,7 @@ class Link:
         self.control.shutdown(socket.SHUT_RDWR)
         while self.lease.recv(1) not in (b"e", b""):
             pass
+        self._release()
 
     def log_tail(self) -> str:
         """The last lines that supervisor and PID 1 wrote about themselves."""
@@ -79,9 +87,22 @@ class Link:
             except OSError:
                 pass
         self.process.wait()
+        self._release()
         self.control.close()
         self.lease.close()
         os.close(self._log)
+
+    def _release(self) -> None:
+        # After the end of the processes: until then the watcher must answer them.
+        if self.watcher is not None:
+            self.watcher.stop()
+        for sock in self.listeners.values():
+            if sock.fileno() != -1:
+                try:
+                    sock.shutdown(socket.SHUT_RDWR)  # a close alone wakes no thread in accept
+                except OSError:
+                    pass  # the caller did so already
+                sock.close()
 
 
 def launch(
@@ -111,8 +132,12 @@ def launch(
         )
         ours.pop_all()
     link = Link(process, control, lease, log)
+    if not profile.watch:
+        link.unwatched = "the profile does not ask for it"
+    elif not spec["filter"]:
+        link.unwatched = f"no system call numbers are known for {platform.machine()}"
     try:
-        _await_ready(link, timeout)
+        _take_over(link, spec, *_await_ready(link, timeout))
     except BaseException:
         link.close()
         raise
@@ -154,13 +179,16 @@ def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile)
         "network": profile.network,
         "hostname": profile.hostname,
         "redirect_dir": profile.redirect_dir,
+        "listen": list(profile.listen),
+        "filter": seccomp.report_connections(platform.machine()) if profile.watch else b"",
     }
 
 
-def _await_ready(link: Link, timeout: float) -> None:
+def _await_ready(link: Link, timeout: float) -> tuple[int, list[int]]:
+    """What PID 1 says when it serves: errno of the filter it could not have, and descriptors."""
     link.control.settimeout(timeout)
     try:
-        fields, _ = wire.receive(link.control)
+        fields, fds = wire.receive(link.control)
     except TimeoutError:
         link.process.send_signal(signal.SIGKILL)
         reason = f"it was not ready after {timeout:g} s: {link.log_tail() or 'nothing logged'}"
@@ -175,9 +203,41 @@ def _await_ready(link: Link, timeout: float) -> None:
         raise HostUnsupported("starting a sandbox", reason, "run `minisandbox doctor`")
     link.control.settimeout(None)
     link.box = Path(fields[1])
+    return int(fields[2]), fds
+
+
+def _take_over(link: Link, spec: dict[str, Any], refusal: int, fds: list[int]) -> None:
+    """Make ``link`` the owner of what PID 1 handed out: listening sockets, listener of the
+    filter.
+    """
+    ports: list[int] = spec["listen"]
+    watches = bool(spec["filter"]) and not refusal
+    if len(fds) != len(ports) + watches:
+        for fd in fds:
+            os.close(fd)
+        reason = f"of {len(ports) + watches} descriptors {len(fds)} arrived"
+        raise HostUnsupported("starting a sandbox", reason, "raise the limit on open files")
+    for port, fd in zip(ports, fds, strict=False):
+        link.listeners[port] = socket.socket(fileno=fd)
+    if watches:
+        link.watcher = Watcher(fds[-1])
     pid = link.lease.recv(4)
     if len(pid) != 4:
         raise HostUnsupported(
             "starting a sandbox", link.log_tail() or "it died", "run `minisandbox doctor`"
         )
     link.init_pid = int.from_bytes(pid, "little")
+    if watches:
+        link.unwatched = _unreadable(link.init_pid)
+    elif spec["filter"]:
+        link.unwatched = refusals.explain_unwatched(refusal)
+
+
+def _unreadable(pid: int) -> str:
+    """Why the addresses that programs below ``pid`` connect to could not be read, or nothing."""
+    try:
+        linux.read_memory(pid, 0, 1)
+    except OSError as error:
+        # Nothing is mapped at 0: EFAULT says that all but the address was in order.
+        return "" if error.errno == errno.EFAULT else refusals.explain_unreadable(error)
+    return ""

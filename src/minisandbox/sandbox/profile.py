@@ -20,6 +20,9 @@ Network = Literal["none", "host"]
 #: change too.
 ISOLATION_VERSION = 1
 
+#: All listening sockets of a profile go through one packet.
+MOST_LISTENING = 16
+
 
 @dataclass(frozen=True)
 class Bind:
@@ -56,12 +59,18 @@ class Profile:
     whose upper directory is packed into a layer turn it off: a redirect is an extended attribute,
     which a tar layer cannot carry. Without it such a rename is ``EXDEV``, as in Docker, and ``mv``
     copies.
+
+    ``listen`` names TCP ports at 127.0.0.1 inside whose listening sockets the client gets
+    (``Sandbox.listeners``): with network ``none``, what it serves there is all that programs
+    inside can reach. ``watch`` records the connections that they try (``Sandbox.attempts``).
     """
 
     network: Network = "none"
     binds: tuple[Bind, ...] = ()
     hostname: str = "testbed"
     redirect_dir: bool = True
+    listen: tuple[int, ...] = ()
+    watch: bool = False
 
     def __post_init__(self) -> None:
         if self.network not in ("none", "host"):
@@ -71,6 +80,24 @@ class Profile:
         label = self.hostname.replace("-", "").replace(".", "")
         if not (label.isascii() and label.isalnum() and len(self.hostname) <= 63):
             raise InvalidInput("profile", f"{self.hostname!r} cannot be a host name")
+        self._check_listen()
+
+    def _check_listen(self) -> None:
+        if self.listen and self.network != "none":
+            raise InvalidInput(
+                "profile",
+                f"listening at {self.listen[0]} would open that port of the host",
+                "use network 'none' with `listen`",
+            )
+        for port in self.listen:
+            if not 1 <= port <= 65_535:
+                raise InvalidInput("profile", f"port {port} cannot be listened at", "use 1..65535")
+        if len(set(self.listen)) < len(self.listen):
+            raise InvalidInput("profile", f"listen names a port twice: {sorted(self.listen)}")
+        if len(self.listen) > MOST_LISTENING:
+            raise InvalidInput(
+                "profile", f"listen names {len(self.listen)} ports", f"use {MOST_LISTENING} at most"
+            )
 
     def identity(self) -> dict[str, Any]:
         """What decides how code behaves under this profile: the same on every host."""
@@ -80,6 +107,8 @@ class Profile:
             "binds": sorted([bind.target, bind.writable] for bind in self.binds),
             "hostname": self.hostname,
             "redirect_dir": self.redirect_dir,
+            "listen": sorted(self.listen),
+            "watch": self.watch,
         }
 
     def digest(self) -> str:

@@ -5,6 +5,7 @@ sentences.
 from __future__ import annotations
 
 import errno
+import os
 import platform
 
 from minisandbox import namespaces
@@ -26,6 +27,7 @@ _MECHANISMS = {
     "tmpfs": "private temporary directories",
     "hostname": "a host name of its own",
     "loopback": "a loopback device of its own",
+    "listen": "listening sockets on a loopback device of its own",
 }
 
 
@@ -73,6 +75,26 @@ def explain(step: str, number: int, detail: str) -> MiniSandboxError:
             "boot from a disk, or chroot onto a mount first",
         )
     return HostUnsupported(mechanism, detail, "run `minisandbox doctor` for what this host allows")
+
+
+def explain_unwatched(number: int) -> str:
+    """Why connections are not recorded: the kernel refused the filter with errno ``number``."""
+    if number == errno.EBUSY:
+        reason = "a seccomp filter around this process, such as a container engine's, has the one"
+        return f"{reason} listener that the kernel allows"
+    if number in (errno.ENOSYS, errno.EINVAL):
+        return (
+            "this kernel has no seccomp listeners, or a seccomp filter around this process says so"
+        )
+    return f"the kernel refuses a seccomp listener: {os.strerror(number)}"
+
+
+def explain_unreadable(error: OSError) -> str:
+    """Why the recorded addresses say nothing: the memory of programs inside is closed to us."""
+    return (
+        "memory of programs inside cannot be read, as where kernel.yama.ptrace_scope is 3: "
+        f"{describe(error)}"
+    )
 
 
 def _overlay_remedy(number: int) -> str:

@@ -13,6 +13,7 @@ its imports stay small.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import select
@@ -148,10 +149,11 @@ def _become_init(spec: dict[str, Any], box: str, control: socket.socket, go: soc
             if spec["kind"] != "root":
                 rootfs.stage(spec)
             rootfs.enter(spec)
+            listening = _listen(spec["listen"])
         except rootfs.Refused as error:
             _refuse(control, error)
             return
-        linux.close_all_but((2, control.fileno()))
+        linux.close_all_but((2, control.fileno(), *(sock.fileno() for sock in listening)))
         for fd in (0, 1):
             os.dup2(os.open("/dev/null", os.O_RDWR), fd)
         os.umask(0o022)
@@ -160,7 +162,7 @@ def _become_init(spec: dict[str, Any], box: str, control: socket.socket, go: soc
         linux.erase_command_line(b"minisandbox-init")
         linux.limit_capabilities(_CAPABILITIES)
         linux.forbid_new_privileges()
-        wire.send(control, "ready", box)
+        _report_ready(spec, box, control, listening)
         gc.freeze()  # monitors are forks: what is never collected stays shared
         init.serve_inside(control, spec["ids"])
         code = 0
@@ -168,6 +170,39 @@ def _become_init(spec: dict[str, Any], box: str, control: socket.socket, go: soc
         linux.log_exception(error)  # os._exit would lose it; this is the log the client quotes
     finally:
         os._exit(code)
+
+
+def _listen(ports: list[int]) -> list[socket.socket]:
+    """Listening sockets in this network namespace, for the client outside of it."""
+    listening: list[socket.socket] = []
+    for port in ports:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listening.append(sock)
+        try:
+            sock.bind(("127.0.0.1", port))
+            sock.listen()
+        except OSError as error:
+            named = OSError(error.errno, error.strerror, f"port {port}")
+            raise rootfs.Refused("listen", named) from error
+    return listening
+
+
+def _report_ready(
+    spec: dict[str, Any], box: str, control: socket.socket, listening: list[socket.socket]
+) -> None:
+    """Hand out the sockets and the listener of the filter, and keep no copy: with one here,
+    programs would wait for a client that has stopped to answer.
+    """
+    fds = [sock.detach() for sock in listening]
+    refusal = 0
+    if spec["filter"]:
+        try:
+            fds.append(linux.install_reporting_filter(spec["filter"]))
+        except OSError as error:
+            refusal = error.errno or errno.ENOSYS
+    wire.send(control, "ready", box, str(refusal), fds=fds)
+    for fd in fds:
+        os.close(fd)
 
 
 def _outlive(spec: dict[str, Any], box: str, pid: int, lease: socket.socket) -> None:

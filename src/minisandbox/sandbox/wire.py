@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MAX_PACKET = 64 * 1024
-_MAX_FDS = 8
+#: More than any message carries (at the start: a profile's listening sockets, and one more).
+_MAX_FDS = 24
 
 
 def send(sock: socket.socket, kind: str, *fields: str, fds: Sequence[int] = ()) -> None:
