@@ -40,6 +40,7 @@ SHARED = frozenset(
     {
         "batches",
         "checkout",
+        "conda",
         "config",
         "dataset",
         "dropping",
