@@ -45,6 +45,7 @@ SHARED = frozenset(
         "dataset",
         "dropping",
         "gitindex",
+        "indexproxy",
         "package_index",
         "recipes",
         "releases",

@@ -22,7 +22,7 @@ from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist
 from packaging.version import InvalidVersion, Version
 
 from minisandbox import atomic
-from minisandbox.build.upstream import DEFAULT_INDEX, certificates, index_url
+from minisandbox.build.upstream import DEFAULT_INDEX, certificates, index_url, without_credentials
 from minisandbox.errors import StageFailed
 
 _JSON_API = "application/vnd.pypi.simple.v1+json"
@@ -51,8 +51,7 @@ class Index:
 
     def __str__(self) -> str:
         """The address without the credentials that it may carry."""
-        parts = urlsplit(self.url)
-        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+        return without_credentials(self.url).rstrip("/")
 
     @classmethod
     def of_this_machine(cls) -> Index:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from minisandbox import process
 from minisandbox.sandbox import Bind
@@ -58,6 +59,21 @@ def index_url() -> str:
     return pip_settings().get("index-url", "").strip() or DEFAULT_INDEX
 
 
+def index_urls() -> tuple[str, ...]:
+    """The addresses of the index and of the further ones, first the one that wins.
+
+    Folders of this host are left out: they are not there on the next machine, nor inside.
+    """
+    further = pip_settings().get("extra-index-url", "").split()
+    return (index_url(), *(url for url in further if url.startswith(("http://", "https://"))))
+
+
+def without_credentials(url: str) -> str:
+    """``url`` as it may be shown and kept."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
 def certificates() -> Path | None:
     """A bundle that was configured, else the system's; ``None`` leaves clients to their own."""
     named = (
@@ -72,13 +88,8 @@ def certificates() -> Path | None:
 @functools.cache
 def index_settings() -> IndexSettings:
     """What makes pip and uv in a sandbox use this machine's index."""
-    url = index_url()
-    # Folders of this host are not the index: they are not there on the next machine, nor inside.
-    extra = " ".join(
-        part
-        for part in pip_settings().get("extra-index-url", "").split()
-        if part.startswith(("http://", "https://"))
-    )
+    url, *further = index_urls()
+    extra = " ".join(further)
     variables = {"PIP_INDEX_URL": url, "UV_DEFAULT_INDEX": url, "PIP_DEFAULT_TIMEOUT": "60"}
     if extra:
         variables |= {"PIP_EXTRA_INDEX_URL": extra, "UV_INDEX": extra}
