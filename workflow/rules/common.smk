@@ -8,7 +8,7 @@ OUTPUTS  <results>/plan/, written only when one of them changed
 import sys
 
 from minisandbox.build.plan import ensure_plan
-from minisandbox.errors import InvalidInput
+from minisandbox.errors import MiniSandboxError
 
 try:
     PLAN = ensure_plan(
@@ -16,10 +16,10 @@ try:
         [str(path) for path in workflow.configfiles],
         read_only=not workflow.is_main_process,
     )
-except InvalidInput as refused:
+except MiniSandboxError as refused:
     # An exception would come out as Snakemake's, wrapped in a traceback and with exit code 1.
     print(refused, file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(refused.exit_code)
 
 
 pathvars:
@@ -39,6 +39,12 @@ def interpreter_of_environment(wildcards):
     """The record of the interpreter that an environment is made with."""
     python = PLAN.environments[wildcards.env].python
     return f"<results>/interpreters/{python}/interpreter.json"
+
+
+def clones_of_environment(wildcards):
+    """The clone records of the repositories that an environment's requirements are read from."""
+    repos = PLAN.environments[wildcards.env].repos
+    return [f"<results>/sources/{repo}/clone.json" for repo in repos]
 
 
 def clones_of_batch(wildcards):

@@ -2,6 +2,7 @@
 
 INPUTS   <results>/plan/interpreters/{python}.json
          <results>/plan/environments/{env}.json
+         <results>/sources/{repo}/clone.json where requirements are read from a repository
 OUTPUTS  <results>/interpreters/{python}/interpreter.json
          <results>/environments/{env}/environment.json
          the records name the layers, which lie in the store
@@ -37,6 +38,7 @@ rule build_environment:
     input:
         plan="<results>/plan/environments/{env}.json",
         interpreter=interpreter_of_environment,
+        clones=clones_of_environment,
     output:
         record="<results>/environments/{env}/environment.json",
     log:
@@ -49,10 +51,13 @@ rule build_environment:
     resources:
         attempt=this_attempt,
         mem_mb=4000,
+    params:
+        clones=lambda wildcards, input: [f"--clone={path}" for path in input.clones],
     shell:
         "minisandbox build environment"
         " --plan {input.plan:q}"
         " --interpreter {input.interpreter:q}"
+        " {params.clones:q}"
         " --record {output.record:q}"
         " --attempt {resources.attempt}"
         " 2>&1 | tee {log:q}"

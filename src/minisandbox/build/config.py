@@ -31,15 +31,26 @@ class Config:
     instances: tuple[str, ...] = ()
     base: str = "host"
     interpreters: tuple[str, ...] = ("uv", "pyenv", "conda", "system")
-    network: Network = "host"
+    network: Network = "index"
     timeout: int = 1800
     history: str = "none"
     batch_size: int = 20
+    from_lock: str = ""
 
     @property
     def store_path(self) -> str:
         """Where packed layers go: ``store``, or a folder of the results."""
         return self.store or f"{self.results}/store"
+
+    @property
+    def tools_path(self) -> str:
+        """Where tools of the pipeline that have environments of their own go."""
+        return f"{self.results}/tools"
+
+    @property
+    def index_cache(self) -> str:
+        """Where files of the package index are kept."""
+        return f"{self.results}/downloads/index"
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,9 @@ class DatasetConfig:
     split: str = "test"
     git_url: str = ""
     recipe: str = ""
+    specifications: str = ""
+    pinned_environments: str = ""
+    date: str = ""
     pairs: tuple[Pair, ...] = ()
     columns: Mapping[str, str] = field(default_factory=dict[str, str])
 

@@ -42,8 +42,8 @@ def read_dataset_config(path: Path) -> DatasetConfig:
     """Read one file of ``config/datasets``; raises ``InvalidInput``."""
     config = codec.decode(DatasetConfig, read_yaml(path), where=str(path))
     if config.kind == "rows":
-        if bool(config.path) == bool(config.hub):
-            raise InvalidInput(str(path), "has to have either 'path' or 'hub'")
+        if not config.path and not config.hub:
+            raise InvalidInput(str(path), "has to have 'path' or 'hub'")
         if config.git_url:
             check_git_url(config.git_url, where=f"{path}: key 'git_url'")
     elif config.kind == "release-pairs":
@@ -57,8 +57,13 @@ def read_dataset_config(path: Path) -> DatasetConfig:
 
 
 def dataset_file(config: DatasetConfig, config_path: Path) -> Path | None:
-    """The local file or folder that holds the rows, relative to the dataset's own config file."""
-    return config_path.parent / config.path if config.path else None
+    """The local file or folder that holds the rows, relative to the dataset's own config file;
+    ``None`` where they come from the hub.
+    """
+    if not config.path:
+        return None
+    file = config_path.parent / config.path
+    return None if config.hub and not file.exists() else file
 
 
 def read_instances(config: DatasetConfig, config_path: Path) -> list[InstancePlan]:

@@ -9,22 +9,26 @@ from __future__ import annotations
 import datetime
 import re
 import shlex
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 from packaging.version import Version
 
 from minisandbox import keys
-from minisandbox.build import stage
+from minisandbox.build import locks, stage
+from minisandbox.build.egress import IndexAccess
+from minisandbox.build.requirement_files import requirements_of
 from minisandbox.build.virtualenv_tool import supports, virtualenv_folder
 from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import StageFailed
 from minisandbox.records import codec
 from minisandbox.records.plan import EnvironmentPlan
-from minisandbox.records.stages import EnvironmentRecord, InterpreterRecord
-from minisandbox.runtime.instance import CONDA, VENV
+from minisandbox.records.lock import IndexFile
+from minisandbox.records.stages import CloneRecord, EnvironmentRecord, InterpreterRecord
+from minisandbox.runtime.instance import CONDA, LOCALES, VENV, WHEELHOUSE
 from minisandbox.sandbox import Bind
 from minisandbox.sandbox.base import base_identity
 from minisandbox.store import Store
@@ -41,22 +45,35 @@ _SHIM = (
     ("conda", f"{CONDA}/bin/conda", 0o755),
     ("conda.sh", f"{CONDA}/etc/profile.d/conda.sh", 0o644),
     ("bashrc", f"{CONDA}/etc/minisandbox.bashrc", 0o644),
+    ("pip.conf", f"{VENV}/pip.conf", 0o644),
 )
 
 
 def run(
-    plan_path: Path, interpreter_path: Path, record_path: Path, attempt: stage.Attempt
+    plan_path: Path,
+    interpreter_path: Path,
+    clone_paths: Sequence[Path],
+    record_path: Path,
+    attempt: stage.Attempt,
+    *,
+    lock_path: Path | None = None,
 ) -> stage.Ended:
-    """``minisandbox build environment``."""
+    """``minisandbox build environment``; ``lock_path`` is the record of an earlier build, whose
+    index files are used and no others.
+    """
     plan = codec.read(EnvironmentPlan, plan_path)
     interpreter = codec.read(InterpreterRecord, interpreter_path)
+    clones = [codec.read(CloneRecord, path) for path in clone_paths]
     store = Store(Path(plan.store))
     log = record_path.with_suffix(".log")
+    if lock_path is None and plan.lock:
+        lock_path = Path(plan.lock)
     inputs = keys.digest_of(
         {
             "key": plan.key,
             "interpreter": interpreter.layer.digest if interpreter.layer else None,
             "shim": _shim_digest(),
+            "lock": locks.lock_digest(lock_path),
         }
     )
 
@@ -67,7 +84,13 @@ def run(
                 "interpreter", interpreter.failure.message, hint=interpreter.failure.hint
             )
         _check_base(plan)
-        return _build(plan, interpreter, store, log)
+        lock = locks.read_environment_lock(lock_path) if lock_path else None
+        listed = requirements_of(plan, clones)
+        with _workshop(plan, interpreter, store, log, lock.files if lock else None) as shop:
+            record = _build(shop, plan, interpreter, (*listed.packages, *plan.packages))
+        if lock is not None:
+            lock.check(record.lock)
+        return replace(record, dropped=(*plan.dropped, *listed.dropped))
 
     return stage.run_stage(
         EnvironmentRecord,
@@ -105,45 +128,56 @@ def _shim_text(name: str) -> str:
 
 
 def _build(
-    plan: EnvironmentPlan, interpreter: InterpreterRecord, store: Store, log: Path
+    shop: Workshop,
+    plan: EnvironmentPlan,
+    interpreter: InterpreterRecord,
+    packages: Sequence[str],
 ) -> EnvironmentRecord:
-    if interpreter.layer is None:
-        raise StageFailed("interpreter", f"the record of Python {plan.python} names no layer")
-    with _workshop(plan, interpreter, store, log) as shop:
-        _create_venv(shop, interpreter)
-        for name, target, mode in _SHIM:
-            shop.sandbox.write_file(target, _shim_text(name), mode=mode)
-        for command in plan.pre_install:
-            shop.run(
-                command,
-                failure="environment",
-                what=f"pre_install `{command}`",
-                timeout=plan.timeout,
-                env=plan.env,
-            )
-        _install(shop, plan, Version(interpreter.python))
-        lock = _lock(shop)
-        _check_paths(shop)
-        layer = shop.pack("environment", date=unix_date(plan.date or DEFAULT_DATE))
-        return stage.new(
-            EnvironmentRecord,
-            python=interpreter.python,
-            prefix=interpreter.prefix,
-            base=plan.base,
-            profile=shop.profile.digest(),
-            lock=lock,
-            layers=(interpreter.layer, layer),
-            tools=stage.versions(["virtualenv", "uv", "swe-minisandbox"]),
+    assert interpreter.layer is not None
+    _create_venv(shop, interpreter)
+    _furnish(shop, interpreter)
+    for command in plan.pre_install:
+        shop.run(
+            command,
+            failure="environment",
+            what=f"pre_install `{command}`",
+            timeout=plan.timeout,
+            env=plan.env,
         )
+    python = Version(interpreter.python)
+    _modernise(shop, plan, python)
+    _install(shop, plan, python, packages)
+    _install(shop, plan, python, plan.pip_packages)
+    resolved = _lock(shop)
+    _check_paths(shop)
+    use = shop.network_use()
+    layer = shop.pack("environment", date=unix_date(plan.date or DEFAULT_DATE))
+    return stage.new(
+        EnvironmentRecord,
+        python=interpreter.python,
+        prefix=interpreter.prefix,
+        base=plan.base,
+        profile=shop.profile.digest(),
+        lock=resolved,
+        network=use,
+        layers=(interpreter.layer, layer),
+        stage_seconds=shop.seconds,
+        tools=stage.versions(["virtualenv", "uv", "swe-minisandbox"]),
+    )
 
 
 @contextmanager
 def _workshop(
-    plan: EnvironmentPlan, interpreter: InterpreterRecord, store: Store, log: Path
+    plan: EnvironmentPlan,
+    interpreter: InterpreterRecord,
+    store: Store,
+    log: Path,
+    files: tuple[IndexFile, ...] | None,
 ) -> Generator[Workshop]:
     from uv import find_uv_bin
 
-    assert interpreter.layer is not None
+    if interpreter.layer is None:
+        raise StageFailed("interpreter", f"the record of Python {plan.python} names no layer")
     binds = (
         Bind(source=virtualenv_folder(Path(plan.tools)), target=f"{TOOLS}/virtualenv"),
         Bind(source=Path(find_uv_bin()), target=f"{TOOLS}/bin/uv"),
@@ -156,6 +190,7 @@ def _workshop(
         name=plan.slug,
         binds=binds,
         env={"SOURCE_DATE_EPOCH": str(unix_date(plan.date or DEFAULT_DATE))},
+        index=IndexAccess(Path(plan.index_cache), plan.date, files),
     ) as shop:
         yield shop
 
@@ -193,27 +228,65 @@ def _create_venv(shop: Workshop, interpreter: InterpreterRecord) -> None:
         )
 
 
-def _install(shop: Workshop, plan: EnvironmentPlan, python: Version) -> None:
-    if not plan.packages:
+def _furnish(shop: Workshop, interpreter: InterpreterRecord) -> None:
+    """What scripts written for a conda environment expect of this one."""
+    for name, target, mode in _SHIM:
+        shop.sandbox.write_file(target, _shim_text(name), mode=mode)
+    # conda's python finds its packages through whichever link it is started by; that of a virtual
+    # environment only through its own. tox-current-env, for one, links to it from elsewhere. The
+    # interpreter below serves this one environment, so it may always see it.
+    site = f"{{prefix}}/lib/python{'.'.join(interpreter.python.split('.')[:2])}/site-packages"
+    shop.sandbox.write_file(
+        f"{site.format(prefix=interpreter.prefix)}/testbed.pth",
+        f"import site; site.addsitedir({site.format(prefix=VENV)!r})\n",
+    )
+    shop.run(
+        ["/bin/sh", "-eus", "--", LOCALES, WHEELHOUSE],
+        stdin=_shim_text("locales.sh").encode(),
+        failure="environment",
+        what="making the locales",
+        purpose="venv",
+        timeout=60,
+        quiet=True,
+    )
+
+
+#: pip, before its options; what it compiles would only be left out of the layer.
+_PIP = (f"{VENV}/bin/python", "-m", "pip", "install", "--no-compile", "--progress-bar", "off")
+
+
+def _modernise(shop: Workshop, plan: EnvironmentPlan, python: Version) -> None:
+    """Replace what an old interpreter brings along: it is older than the formats of packages."""
+    if plan.network == "none" or supports(str(python)):
+        return
+    shop.run(
+        [*_PIP, "--upgrade", "pip", "setuptools", "wheel"],
+        failure="environment",
+        what="upgrading pip",
+        purpose="install",
+        timeout=plan.timeout,
+    )
+
+
+def _install(
+    shop: Workshop, plan: EnvironmentPlan, python: Version, packages: Sequence[str]
+) -> None:
+    if not packages:
         return
     if plan.installer == "uv" and python >= UV_SUPPORTS:
         argv = ["uv", "pip", "install", "--python", f"{VENV}/bin/python", "--no-progress"]
-        if plan.date:
+        if plan.date and plan.network == "host":
             argv += ["--exclude-newer", plan.date]
     else:
-        argv = [
-            f"{VENV}/bin/python",
-            "-m",
-            "pip",
-            "install",
-            "--no-compile",
-            "--progress-bar",
-            "off",
-        ]
-        if plan.date:
+        argv = list(_PIP)
+        if plan.date and plan.network == "host":
             argv += _pip_date(shop, plan.date)
+    if plan.complete:
+        argv.append("--no-deps")
+    listing = "/run/requirements.txt"
+    shop.sandbox.write_file(listing, "".join(f"{package}\n" for package in packages))
     shop.run(
-        [*argv, *plan.packages],
+        [*argv, "-r", listing],
         failure="environment",
         what="installing the packages",
         purpose="install",

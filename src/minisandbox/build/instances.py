@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox import keys
-from minisandbox.build import batches, stage
-from minisandbox.build.checkout import INDEX, commit_install, make_checkout
+from minisandbox.build import batches, locks, stage
+from minisandbox.build.checkout import INDEX, commit_install, lent_history, make_checkout
+from minisandbox.build.egress import IndexAccess
 from minisandbox.build.rows import complete, release_row
-from minisandbox.build.workshop import Workshop
+from minisandbox.build.scm_versions import pretended_versions
+from minisandbox.build.wheelhouse import pack_wheelhouse
+from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import InvalidInput, StageFailed
 from minisandbox.records import codec
 from minisandbox.records.plan import BatchPlan, InstancePlan
@@ -25,6 +28,7 @@ from minisandbox.records.stages import (
     InstancesRecord,
 )
 from minisandbox.runtime.instance import TESTBED
+from minisandbox.sandbox import Bind
 from minisandbox.store import Store
 
 #: Exit codes of ``pytest --collect-only`` that tell of a usable runner: collected, errors in
@@ -41,6 +45,7 @@ class _Batch:
     clones: Mapping[str, CloneRecord]
     store: Store
     folder: Path
+    lock: Path | None
 
 
 def run(
@@ -49,8 +54,12 @@ def run(
     clone_paths: Sequence[Path],
     record_path: Path,
     attempt: stage.Attempt,
+    *,
+    lock_path: Path | None = None,
 ) -> stage.Ended:
-    """``minisandbox build instances``."""
+    """``minisandbox build instances``; ``lock_path`` is the record of an earlier build, whose index
+    files are used and no others.
+    """
     plan = codec.read(BatchPlan, plan_path)
     clones = [codec.read(CloneRecord, path) for path in clone_paths]
     missing = {keys.slug(item.repo) for item in plan.instances} - {clone.key for clone in clones}
@@ -62,6 +71,7 @@ def run(
         clones={clone.key: clone for clone in clones},
         store=Store(Path(plan.store)),
         folder=record_path.parent,
+        lock=lock_path or (Path(plan.lock) if plan.lock else None),
     )
     members = [
         batches.Member(
@@ -114,6 +124,8 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
             ],
             "history": batch.plan.history,
             "network": batch.plan.network,
+            "date": recipe.date,
+            "lock": locks.lock_digest(batch.lock),
         }
     )
 
@@ -140,38 +152,59 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
     )
     seconds = {"checkout": clock.seconds}
     below = (*environment.layers, checkout.layer)
+    mirror = Bind(source=Path(clone.mirror).resolve(), target=f"{TOOLS}/mirror")
     with Workshop(
         below,
         store=batch.store,
         network=batch.plan.network,
         log=log,
         name=instance.instance_id,
+        binds=(mirror,),
         env={"SOURCE_DATE_EPOCH": str(checkout.date), **recipe.env},
+        index=_index(batch, instance),
     ) as shop:
         if recipe.install.strip():
-            shop.run(
-                recipe.install,
-                failure="install",
-                what="the install command",
-                purpose="install",
-                cwd=TESTBED,
-                timeout=batch.plan.timeout,
-                hint="see 'install' in the recipe",
-            )
+            with lent_history(shop, mirror.target, checkout.commit):
+                shop.run(
+                    recipe.install,
+                    failure="install",
+                    what="the install command",
+                    purpose="install",
+                    cwd=TESTBED,
+                    timeout=batch.plan.timeout,
+                    hint="see 'install' in the recipe",
+                )
+        use = shop.network_use()
+        env = pretended_versions(shop, served=use.files, installed=environment.lock)
+        wheels = [(file, shop.index_file(file)) for file in use.files]
         _smoke(shop, batch)
         head = commit_install(shop, date=checkout.date)
         layer = shop.pack("instance", date=checkout.date, newer=frozenset({INDEX}))
         seconds |= shop.seconds
+    wheelhouse = pack_wheelhouse(wheels, store=batch.store, log=log, name=instance.instance_id)
     return stage.new(
         InstanceRecord,
         base_commit=checkout.commit,
         head_commit=head.commit,
         head_tree=head.tree,
-        layers=(*below, layer),
+        layers=(*below, *([wheelhouse] if wheelhouse else []), layer),
+        env=env,
+        network=use,
         release=row,
         stage_seconds=seconds,
         tools=stage.versions(["swe-minisandbox"]),
     )
+
+
+def _index(batch: _Batch, instance: InstancePlan) -> IndexAccess:
+    """What the index holds for one instance; raises ``StageFailed`` where a lock lacks it."""
+    files = None
+    if batch.lock is not None:
+        lock = locks.read_instance_locks(batch.lock).get(instance.instance_id)
+        if lock is None:
+            raise StageFailed("lock", f"{batch.lock} has no finished {instance.instance_id}")
+        files = lock.files
+    return IndexAccess(Path(batch.plan.index_cache), batch.plan.recipe.date, files)
 
 
 def _smoke(shop: Workshop, batch: _Batch) -> None:
@@ -200,7 +233,7 @@ def _smoke(shop: Workshop, batch: _Batch) -> None:
             timeout=batch.plan.timeout,
             env=recipe.env,
         )
-    if recipe.parser == "pytest":
+    if recipe.grader == "log" and recipe.parser == "pytest":
         collect = f"{recipe.test} --collect-only -q > /tmp/collected 2>&1; code=$?"
         usable = "|".join(map(str, _COLLECTED))
         shop.run(

@@ -20,6 +20,7 @@ from minisandbox import atomic, keys
 from minisandbox.build.config import Config, DatasetConfig, parse_config
 from minisandbox.build.dataset import dataset_file, read_dataset_config, read_instances
 from minisandbox.build.recipes import find_recipe, read_recipes, recipe_files
+from minisandbox.build.specifications import export_files, specified_recipes
 from minisandbox.errors import InvalidInput
 from minisandbox.records import codec
 from minisandbox.records.plan import (
@@ -85,6 +86,8 @@ def _digest(config: Config, base: Mapping[str, Any]) -> str:
         files[name] = _file_digest(path)
         if (local := dataset_file(dataset, path)) is not None:
             files[str(local)] = _file_digest(local)
+        for export in export_files(dataset, path):
+            files[str(export)] = _file_digest(export)
     for path in recipe_files(Path(config.recipes)):
         files[str(path)] = _file_digest(path)
     return keys.digest_of(
@@ -115,24 +118,28 @@ def make_plan(
     """All shards by path below the plan folder, and their index."""
     recipes = read_recipes(Path(config.recipes))
     rows = _read_rows(config, where)
-    urls = {dataset.name: dataset.git_url or config.git_url for dataset, _ in rows}
+    urls = {dataset.name: dataset.git_url or config.git_url for dataset, *_ in rows}
     planned: list[tuple[InstancePlan, Recipe]] = []
     unplanned: list[Unplanned] = []
-    for dataset, instances in rows:
+    for dataset, path, instances in rows:
+        specified: dict[str, Recipe] = {}
+        if dataset.specifications:
+            specified = specified_recipes(dataset, path, instances, Path(config.tools_path))
         for instance in instances:
             named = _pair_recipe(dataset, instance) or dataset.recipe
-            recipe = find_recipe(recipes, instance, named)
+            recipe = find_recipe(recipes, instance, named) or specified.get(instance.instance_id)
             if recipe is not None:
                 planned.append((instance, recipe))
             elif _selected(instance.instance_id, config.instances):
-                unplanned.append(_without_recipe(instance, named, config.recipes))
+                unplanned.append(_without_recipe(instance, named, dataset, config.recipes))
     selected = [item for item, _ in planned if _selected(item.instance_id, config.instances)]
     shards: dict[str, Any] = {}
     # Before the selection: which versions a release repository has decides its commits.
     repos = _plan_repositories((instance for instance, _ in planned), urls, config, where)
     used = {keys.slug(instance.repo) for instance in selected}
     shards.update({f"repos/{slug}.json": repo for slug, repo in repos.items() if slug in used})
-    names = _name_environments(recipes.values(), base, config)
+    every_recipe = [*recipes.values(), *(recipe for _, recipe in planned)]
+    names = _name_environments(every_recipe, base, config)
     environments, entries = _plan_environments(planned, names, base, config)
     shards.update(environments)
     asked = {shard.python for shard in environments.values() if isinstance(shard, EnvironmentPlan)}
@@ -155,13 +162,13 @@ def make_plan(
     return shards, index
 
 
-def _read_rows(config: Config, where: str) -> list[tuple[DatasetConfig, list[InstancePlan]]]:
-    """Every dataset with all its rows; ids are unique over all of them."""
-    rows: list[tuple[DatasetConfig, list[InstancePlan]]] = []
+def _read_rows(config: Config, where: str) -> list[tuple[DatasetConfig, Path, list[InstancePlan]]]:
+    """Every dataset with its file and all its rows; ids are unique over all of them."""
+    rows: list[tuple[DatasetConfig, Path, list[InstancePlan]]] = []
     seen: dict[str, str] = {}
     for name in config.datasets:
         dataset = read_dataset_config(Path(name))
-        if any(dataset.name == other.name for other, _ in rows):
+        if any(dataset.name == other.name for other, *_ in rows):
             raise InvalidInput(
                 f"{name}: key 'name'", f"is {dataset.name!r}, as in another dataset file"
             )
@@ -176,7 +183,7 @@ def _read_rows(config: Config, where: str) -> list[tuple[DatasetConfig, list[Ins
                     "every id has to be unique over all datasets of a run",
                 )
             seen[instance.instance_id] = place
-        rows.append((dataset, instances))
+        rows.append((dataset, Path(name), instances))
     if not any(_selected(instance_id, config.instances) for instance_id in seen):
         raise InvalidInput(
             f"{where}: key 'instances'",
@@ -201,11 +208,19 @@ def _pair_recipe(dataset: DatasetConfig, instance: InstancePlan) -> str:
     return named[0] or release.project
 
 
-def _without_recipe(instance: InstancePlan, named: str, folder: str) -> Unplanned:
+def _without_recipe(
+    instance: InstancePlan, named: str, dataset: DatasetConfig, folder: str
+) -> Unplanned:
     wanted = (
         f"{folder}/{named}.yaml" if named else f"a file in {folder} with 'repo: {instance.repo}'"
     )
-    return Unplanned(instance, "recipe", f"there is no recipe for {instance.repo}: add {wanted}")
+    message = f"there is no recipe for {instance.repo}: add {wanted}"
+    if dataset.specifications and not named:
+        message = (
+            f"{dataset.specifications} specifies no {instance.repo} "
+            f"{instance.version or '(the row has no version)'}: add {wanted}"
+        )
+    return Unplanned(instance, "recipe", message)
 
 
 def _plan_repositories(
@@ -280,12 +295,16 @@ def environment_plan(recipe: Recipe, base: Mapping[str, Any], config: Config) ->
     """The environment a recipe asks for; equal content means equal key, whatever the recipe is
     called.
     """
+    listed = recipe.requirement_file
     content: dict[str, Any] = {
         "schema": PLAN_SCHEMA,
         "python": recipe.python,
         "date": recipe.date,
         "installer": recipe.installer,
         "packages": list(recipe.packages),
+        "complete": recipe.complete,
+        "requirement_file": listed and codec.encode(listed),
+        "pip_packages": list(recipe.pip_packages),
         "pre_install": list(recipe.pre_install),
         "env": dict(recipe.env) if recipe.pre_install else {},
         "base": dict(base),
@@ -300,13 +319,18 @@ def environment_plan(recipe: Recipe, base: Mapping[str, Any], config: Config) ->
         date=recipe.date,
         installer=recipe.installer,
         packages=recipe.packages,
+        complete=recipe.complete,
+        dropped=recipe.dropped,
+        requirement_file=listed,
+        pip_packages=recipe.pip_packages,
         pre_install=recipe.pre_install,
         env=content["env"],
         base=base,
         network=config.network,
         timeout=config.timeout,
         store=config.store_path,
-        tools=f"{config.results}/tools",
+        tools=config.tools_path,
+        index_cache=config.index_cache,
     )
 
 
@@ -349,7 +373,10 @@ def _plan_environments(
             if not instances:
                 continue
             batch = f"{keys.slug(name)}-{chunk // config.batch_size:04d}"
-            shards[f"environments/{environment.slug}.json"] = environment
+            folder = f"{config.from_lock}/environments/{environment.slug}"
+            shards[f"environments/{environment.slug}.json"] = replace(
+                environment, lock=f"{folder}/environment.json" if config.from_lock else ""
+            )
             shards[f"batches/{environment.slug}/{batch}.json"] = BatchPlan(
                 slug=batch,
                 environment=environment.slug,
@@ -359,15 +386,21 @@ def _plan_environments(
                 network=config.network,
                 timeout=config.timeout,
                 store=config.store_path,
+                tools=config.tools_path,
+                index_cache=config.index_cache,
+                lock=f"{folder}/batches/{batch}/instances.json" if config.from_lock else "",
             )
             used = sorted({keys.slug(instance.repo) for instance in instances})
             batches[environment.slug][batch] = BatchEntry(tuple(used), len(instances))
-    entries = {
-        slug: EnvironmentEntry(
-            python_slug(shards[f"environments/{slug}.json"].python), batches[slug]
+    entries: dict[str, EnvironmentEntry] = {}
+    for slug, members in batches.items():
+        environment: EnvironmentPlan = shards[f"environments/{slug}.json"]
+        listed = environment.requirement_file
+        entries[slug] = EnvironmentEntry(
+            python_slug(environment.python),
+            (keys.slug(listed.repo),) if listed else (),
+            members,
         )
-        for slug in batches
-    }
     return shards, entries
 
 

@@ -9,16 +9,27 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from minisandbox.build.egress import (
+    DISTUTILS_CONFIG,
+    DISTUTILS_TEXT,
+    INDEX_VARIABLES,
+    Egress,
+    IndexAccess,
+    build_profile,
+)
 from minisandbox.build.upstream import index_settings, index_url
 from minisandbox.errors import StageFailed, UnpackableTree
 from minisandbox.records.layer import LayerKind, LayerRef
+from minisandbox.records.lock import IndexFile
 from minisandbox.records.plan import Network
+from minisandbox.records.stages import NetworkUse
 from minisandbox.runtime.instance import environment_variables
 from minisandbox.runtime.stack import stack
-from minisandbox.sandbox import Bind, Profile, Result, Sandbox
+from minisandbox.sandbox import Bind, Result, Sandbox
 from minisandbox.store import NodeStore, Store, default_node_root
 
 #: Where what a build needs, and a finished instance does not, appears inside.
@@ -26,7 +37,17 @@ TOOLS = "/run/minisandbox"
 #: Download and build caches: on disk, never packed.
 CACHE = "/var/cache/minisandbox"
 
-_UNPACKED = ("dev", "proc", "sys", "tmp", "run", "root/.cache", "var/tmp", "var/cache")
+_UNPACKED = (
+    "dev",
+    "proc",
+    "sys",
+    "tmp",
+    "run",
+    "root/.cache",
+    DISTUTILS_CONFIG.lstrip("/"),
+    "var/tmp",
+    "var/cache",
+)
 
 #: What installers say when the network, not the request, was at fault.
 UNREACHABLE = re.compile(
@@ -41,7 +62,10 @@ _MAX_LOGGED = 8 * 2**20
 
 
 class Workshop:
-    """A build sandbox as a context manager. ``seconds`` adds up time by purpose."""
+    """A build sandbox as a context manager. ``seconds`` adds up time by purpose.
+
+    ``index`` says what the package index holds, where ``network`` is ``index``.
+    """
 
     def __init__(
         self,
@@ -53,13 +77,18 @@ class Workshop:
         name: str,
         binds: Sequence[Bind] = (),
         env: Mapping[str, str] | None = None,
+        index: IndexAccess | None = None,
     ) -> None:
         self.store = store
         self.log = log
+        self.network: Network = network
         self.seconds: dict[str, float] = {}
-        settings = index_settings() if network != "none" else None
+        settings = index_settings() if network == "host" else None
+        self.profile = replace(
+            build_profile(network), binds=(*binds, *(settings.binds if settings else ()))
+        )
         variables = {
-            **environment_variables(),
+            **environment_variables(self.profile.network),
             "UV_CACHE_DIR": f"{CACHE}/uv",
             "PIP_CACHE_DIR": f"{CACHE}/pip",
             "UV_PYTHON_DOWNLOADS": "never",
@@ -67,14 +96,10 @@ class Workshop:
             "PYTHONHASHSEED": "0",  # virtualenv writes RECORD in the order of a set
             "TMPDIR": "/var/tmp",  # on disk; compilers fill a /tmp that is memory
             **(settings.variables if settings else {}),
+            **(INDEX_VARIABLES if network == "index" else {}),
             **(env or {}),
         }
         variables["PATH"] += f":{TOOLS}/bin"
-        self.profile = Profile(
-            network=network,
-            binds=(*binds, *(settings.binds if settings else ())),
-            redirect_dir=False,
-        )
         node = NodeStore(default_node_root())
         self._node = node
         folders = stack(layers, store=store, node=node)
@@ -88,6 +113,14 @@ class Workshop:
             cwd="/",
             name=name,
         )
+        try:
+            access = index if network == "index" else None
+            self._egress = Egress(self.sandbox, access, watch=self.profile.watch)
+            if network == "index":
+                self.sandbox.write_file(DISTUTILS_CONFIG, DISTUTILS_TEXT)
+        except BaseException:
+            self.sandbox.close()
+            raise
 
     def __enter__(self) -> Workshop:
         return self
@@ -98,7 +131,16 @@ class Workshop:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._egress.close()
         self.sandbox.close()
+
+    def network_use(self) -> NetworkUse:
+        """What was asked of the network so far."""
+        return self._egress.use()
+
+    def index_file(self, file: IndexFile) -> Path:
+        """Where a file that the index served lies on this machine."""
+        return self._egress.path(file)
 
     def run(
         self,
@@ -141,22 +183,30 @@ class Workshop:
                 hint="raise 'timeout' in the config",
             )
         if result.exit_code != 0:
-            unreachable = self.profile.network != "none" and UNREACHABLE.search(result.text)
-            raise StageFailed(
-                failure,
-                f"{what} ended with {result.exit_code}: {_decisive(result)}",
-                hint=f"the package index {index_url()} could not be reached"
-                if unreachable
-                else hint,
-                transient=bool(unreachable),
-            )
+            raise self._failed(failure, what, result, hint)
         return result
+
+    def _failed(self, failure: str, what: str, result: Result, hint: str) -> StageFailed:
+        unreachable = self._egress.unreachable
+        if not unreachable and self.network == "host" and UNREACHABLE.search(result.text):
+            unreachable = f"the package index {index_url()} could not be reached"
+        tried = self._egress.tried()
+        if tried:
+            said = f"it tried to reach {', '.join(tried[:5])}, and builds reach only the index"
+            hint = f"{hint}; {said}" if hint else said
+        return StageFailed(
+            failure,
+            f"{what} ended with {result.exit_code}: {_decisive(result)}",
+            hint=unreachable or hint,
+            transient=bool(unreachable),
+        )
 
     def pack(self, kind: LayerKind, *, date: int, newer: frozenset[str] = frozenset()) -> LayerRef:
         """End the sandbox and pack what was changed in it; ``date`` (unix seconds) goes on every
         file.
         """
         start = time.monotonic()
+        self._egress.close()  # before its socket goes with the sandbox
         upper = self.sandbox.seal()
         try:
             layer = self.store.add(

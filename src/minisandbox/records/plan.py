@@ -41,7 +41,8 @@ class Recipe:
     ``python`` is a minor version (``3.11``) or a version specifier (``>=3.11``). ``date``
     (``YYYY-MM-DD``, or empty) bounds the upload time of every package. Commands are shell text, run
     in the repository with the environment active. ``complete`` says that ``packages`` name
-    everything, so that no dependency is resolved; ``dropped`` is what their source names and a
+    everything, so that no dependency is resolved, and ``pip_packages`` are installed after them in
+    a step of their own; ``dropped`` is what their source names and a
     virtual environment cannot have. ``grader`` is ``log`` (``parser`` reads the output of ``test``)
     or the name of an official grader, which brings its own test command.
     """
@@ -54,6 +55,7 @@ class Recipe:
     complete: bool = False
     dropped: tuple[str, ...] = ()
     requirement_file: RequirementFile | None = None
+    pip_packages: tuple[str, ...] = ()
     date: str = ""
     installer: Literal["uv", "pip"] = "uv"
     pre_install: tuple[str, ...] = ()
@@ -113,6 +115,7 @@ class EnvironmentPlan:
     complete: bool
     dropped: tuple[str, ...]
     requirement_file: RequirementFile | None
+    pip_packages: tuple[str, ...]
     pre_install: tuple[str, ...]
     env: Mapping[str, str]
     base: Mapping[str, Any]

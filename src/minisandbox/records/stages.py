@@ -22,6 +22,7 @@ Status = Literal["ok", "failed"]
 FAILURE_KINDS = (
     "recipe",
     "clone",
+    "lock",
     "commit",
     "interpreter",
     "environment",
@@ -31,6 +32,9 @@ FAILURE_KINDS = (
     "derive",
     "gold-unresolved",
     "empty-resolved",
+    "grader",
+    "incomplete",
+    "suspect",
     "timeout",
     "sandbox",
     "store",
@@ -136,6 +140,7 @@ class EnvironmentRecord(Record):
     dropped: tuple[str, ...] = ()
     network: NetworkUse = NetworkUse()
     layers: tuple[LayerRef, ...] = ()
+    stage_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +171,9 @@ class InstancesRecord(Record):
 class TestRun:
     """One run of an instance's tests: with which patch, how it ended, and how it was graded.
 
-    ``fail_to_pass`` and ``pass_to_pass`` are ``(passed, total)``; ``failing`` names what did not
-    pass (the first 100), ``passed``/``failed`` count everything the log reported.
+    ``outcome`` is ``resolved``, ``unresolved``, or the kind of failure for which there is no
+    verdict. ``fail_to_pass`` and ``pass_to_pass`` are ``(passed, total)``; ``failing`` names what
+    did not pass (the first 100), ``passed``/``failed`` count everything the log reported.
     """
 
     patch: Literal["empty", "gold"]
@@ -181,17 +187,24 @@ class TestRun:
     pass_to_pass: tuple[int, ...]
     failing: tuple[str, ...]
     log: str
+    outcome: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationRecord(Record):
-    """What the tests said, materialized from the packed layers, with network ``none``."""
+    """What the tests said, materialized from the packed layers, with network ``none``.
+
+    ``grader`` is ``log`` or the name of an official one, whose ``test_spec`` (JSON text) is all it
+    needs to grade again.
+    """
 
     tests_source: Literal["", "dataset", "derived"] = ""
     fail_to_pass: tuple[str, ...] = ()
     pass_to_pass: tuple[str, ...] = ()
     empty: TestRun | None = None
     gold: TestRun | None = None
+    grader: str = ""
+    test_spec: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,13 +20,24 @@ from minisandbox.store import NodeStore, Store
 TESTBED = "/testbed"
 CONDA = "/opt/miniconda3"
 VENV = f"{CONDA}/envs/testbed"
+#: Packages that installing the repository again needs, for a time without a network; pip looks here
+#: by the configuration of the environment.
+WHEELHOUSE = "/opt/wheelhouse"
+#: Locales that the base may lack.
+LOCALES = "/opt/locales"
 
 _PATH = f"{VENV}/bin:{CONDA}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def environment_variables() -> dict[str, str]:
-    """What ``conda activate testbed`` would set."""
+def environment_variables(network: str) -> dict[str, str]:
+    """What ``conda activate testbed`` would set, and what suits ``network``."""
+    # Where there is none, asking again is a waste of minutes. (Not PIP_NO_INDEX: a test may serve
+    # an index of its own.)
+    offline = {"PIP_RETRIES": "0", "UV_HTTP_RETRIES": "0"} if network == "none" else {}
     return {
+        **offline,
+        "UV_FIND_LINKS": WHEELHOUSE,
+        "LOCPATH": f"{LOCALES}:/usr/lib/locale",
         "PATH": _PATH,
         "VIRTUAL_ENV": VENV,
         "CONDA_PREFIX": VENV,
@@ -163,7 +174,7 @@ def start_instance(
         scratch=node.scratch,
         idmap=node.idmap,
         profile=replace(profile, binds=(*profile.binds, *base)),
-        env={**environment_variables(), **(env or {})},
+        env={**environment_variables(profile.network), **(env or {})},
         cwd=TESTBED,
         name=name,
     )
