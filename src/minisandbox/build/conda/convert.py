@@ -177,7 +177,7 @@ def _check(pin: _Pin) -> None:
 
 def _pinned_python(pinned: Iterable[_Pin], where: str) -> str:
     versions = [pin.version for pin in pinned if pin.name == "python"]
-    if len(versions) != 1 or re.fullmatch(r"\d+\.\d+(\.\w+)?", versions[0], re.ASCII) is None:
+    if len(versions) != 1 or re.fullmatch(r"\d+\.\d+(\.\d+)?", versions[0], re.ASCII) is None:
         raise InvalidInput(
             where,
             f"pins {' and '.join(versions) or 'no version'} of python",

@@ -18,7 +18,7 @@ _SPEC = re.compile(
     r"(?:[\w./-]+::)?"  # channel
     r"(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)"
     r"(?:\[(?P<extras>[\w\s,.-]*)\])?"
-    r"(?P<version>(?![\w.-]).*)",
+    r"(?P<version>([\s<>=!~].*)?)",
     re.ASCII | re.DOTALL,
 )
 _SPACED_OPERATOR = re.compile(r"\s*([,|]|[<>=!~]+)\s*")

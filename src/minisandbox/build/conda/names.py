@@ -26,6 +26,7 @@ _RENAMED: Mapping[str, str] = {
     "py-opencv": "opencv-python",
     "py-xgboost": "xgboost",
     "pyarrow-core": "pyarrow",
+    "pydap-server": "pydap",
     "pytables": "tables",
     "python-blosc": "blosc",
     "python-build": "build",
@@ -84,7 +85,7 @@ _NATIVE = frozenset(
 #: conda's compilers are named after the platform that they compile for.
 _COMPILER = re.compile(r"(gcc|gxx|gfortran|binutils|sysroot|ld-impl)-linux-\w+")
 
-#: Backports, and the first Python that has the original: later ones refuse to install them.
+#: Backports, and the first Python that has the original. There they serve nobody, and some break.
 _IN_THE_LIBRARY: Mapping[str, str] = {
     "backports-zoneinfo": "3.9",
     "contextvars": "3.7",

@@ -68,7 +68,7 @@ def split_line(line: str, *, where: str) -> tuple[str, tuple[str, ...]]:
         line, behind = line[: options.start()], options[0].strip()
         requirement, lost = split_line(line, where=where)
         return requirement, (*lost, f"{behind} behind {line} (an option for this line only)")
-    # First: "name @ https://host/name.whl" ends like a path, "git+file://" begins like one.
+    # First: the address of an archive ends like a path.
     if _URL.fullmatch(line) and not line.startswith("file:"):
         return line, ()
     if _PATH.fullmatch(line):
@@ -99,7 +99,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
         if line.endswith("\\") and not line.lstrip().startswith("#"):
             pending += line[:-1].strip() + " "
             continue
-        whole, pending = _COMMENT.sub("", pending + line).strip(), ""
+        whole, pending = _COMMENT.sub("", pending + line.strip()).strip(), ""
         if whole:
             yield first, whole
         first = 0
