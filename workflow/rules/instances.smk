@@ -44,6 +44,8 @@ rule validate_instances:
     input:
         plan="<results>/plan/batches/{env}/{batch}.json",
         instances="<results>/environments/{env}/batches/{batch}/instances.json",
+        # An official grader reads requirement files out of the mirrors.
+        clones=clones_of_batch,
     output:
         record="<results>/environments/{env}/batches/{batch}/validation.json",
     log:
@@ -56,10 +58,13 @@ rule validate_instances:
     resources:
         attempt=this_attempt,
         mem_mb=4000,
+    params:
+        clones=lambda wildcards, input: [f"--clone={path}" for path in input.clones],
     shell:
         "minisandbox build validate"
         " --plan {input.plan:q}"
         " --instances {input.instances:q}"
+        " {params.clones:q}"
         " --record {output.record:q}"
         " --attempt {resources.attempt}"
         " 2>&1 | tee {log:q}"

@@ -185,6 +185,9 @@ def _row(
         test_env=json.dumps(dict(recipe.env), sort_keys=True),
         test_timeout=recipe.timeout,
         log_parser=recipe.parser,
+        grader=recipe.grader,
+        test_spec=validation.test_spec,
+        env=json.dumps(dict(record.env), sort_keys=True),
         build_seconds=BuildSeconds(
             interpreter=environment.interpreter.seconds,
             clone=clone.seconds,
@@ -259,6 +262,8 @@ _NOT_PLANNED = (
     "test_command",
     "rebuild_command",
     "log_parser",
+    "grader",
+    "test_spec",
 )
 
 
@@ -287,6 +292,7 @@ def _unplanned_row(item: Unplanned) -> ManifestRow:
         base=Base(),
         packages=(),
         test_env="{}",
+        env="{}",
         test_timeout=0,
         build_seconds=BuildSeconds(),
         gold_resolved=None,

@@ -4,27 +4,39 @@ shipped runtime.
 Every run has a sandbox of its own, network ``none``, on layers fetched from the store. Rows that
 lack their test lists get them from a run without and a run with the gold patch; then, whoever made
 the lists, two further runs are graded: the gold patch has to resolve the instance, an empty one
-must not.
+must not. An official grader derives nothing: its rows bring their lists along.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+from tqdm import tqdm
 
 from minisandbox import keys
 from minisandbox.build import batches, stage
 from minisandbox.build.rows import complete
-from minisandbox.errors import PatchFailed, RebuildFailed, StageFailed
-from minisandbox.evaluate.grading import Grader, LogGrader, derive_lists
+from minisandbox.errors import InvalidInput, PatchFailed, RebuildFailed, StageFailed
+from minisandbox.evaluate.grading import (
+    Grade,
+    Grader,
+    GraderFailed,
+    GraderUnavailable,
+    LogGrader,
+    Task,
+    derive_lists,
+)
+from minisandbox.evaluate.judging import official_grader
 from minisandbox.evaluate.logs import Status
-from minisandbox.evaluate.run_tests import TestOutput, TestSpec, run_tests
+from minisandbox.evaluate.run_tests import TestOutput
 from minisandbox.records import codec
 from minisandbox.records.plan import BatchPlan, InstancePlan, Recipe
 from minisandbox.records.stages import (
+    CloneRecord,
     InstanceRecord,
     InstancesRecord,
     TestRun,
@@ -36,43 +48,92 @@ from minisandbox.sandbox import Profile
 from minisandbox.store import NodeStore, Store, default_node_root
 
 #: Version of how validation is done; a change of meaning makes every record anew.
-_METHOD = 2
+_METHOD = 3
 _MAX_FAILING = 100
+
+
+class _Batch:
+    """What one job works with."""
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        built: Mapping[str, InstanceRecord],
+        mirrors: Mapping[str, Path],
+        logs: Path,
+    ) -> None:
+        self.plan = plan
+        self.built = built
+        self.mirrors = mirrors
+        self.logs = logs
+        self.store = Store(Path(plan.store))
+        self.node = NodeStore(default_node_root())
+        self.grader = _grader(plan)
+
+    @functools.cached_property
+    def specs(self) -> Mapping[str, str | GraderFailed]:
+        """The test specs of all instances that can be tested, asked for once, when one is
+        needed.
+        """
+        tasks = [
+            task
+            for instance in self.plan.instances
+            if (record := self.built[instance.instance_id]).failure is None
+            and (task := _task(complete(instance, record.release))) is not None
+        ]
+        try:
+            return self.grader.specify(tasks, mirrors=self.mirrors)
+        except GraderUnavailable as error:
+            raise _unavailable(error) from error
 
 
 @dataclass(frozen=True)
 class _Case:
     """One instance under validation."""
 
+    batch: _Batch
     instance: InstancePlan
-    record: InstanceRecord
-    recipe: Recipe
-    store: Store
-    node: NodeStore
-    logs: Path
+
+    @property
+    def record(self) -> InstanceRecord:
+        return self.batch.built[self.instance.instance_id]
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.batch.plan.recipe
+
+    def log(self, name: str) -> Path:
+        return self.batch.logs / f"{self.instance.instance_id}.{name}.log"
 
 
 def run(
-    plan_path: Path, instances_path: Path, record_path: Path, attempt: stage.Attempt
+    plan_path: Path,
+    instances_path: Path,
+    clone_paths: Sequence[Path],
+    record_path: Path,
+    attempt: stage.Attempt,
 ) -> stage.Ended:
-    """``minisandbox build validate``."""
+    """``minisandbox build validate``; an official grader reads files of the clones' mirrors."""
     plan = codec.read(BatchPlan, plan_path)
     built = {record.key: record for record in codec.read(InstancesRecord, instances_path).instances}
-    store = Store(Path(plan.store))
-    logs = record_path.parent / "logs"
-    node = NodeStore(default_node_root())
-    members: list[batches.Member[ValidationRecord]] = []
-    for instance in plan.instances:
-        record = built[instance.instance_id]
-        case = _Case(instance, record, plan.recipe, store, node, logs)
-        members.append(
-            batches.Member(
-                key=instance.instance_id,
-                inputs=_inputs(instance, record, plan.recipe),
-                log=logs / f"{instance.instance_id}.validate.log",
-                work=functools.partial(_validate, case),
+    clones = [codec.read(CloneRecord, path) for path in clone_paths]
+    mirrors = {clone.repo: Path(clone.mirror) for clone in clones if clone.failure is None}
+    batch = _Batch(plan, built, mirrors, record_path.parent / "logs")
+    if not isinstance(batch.grader, LogGrader):
+        missing = {item.repo for item in plan.instances} - {clone.repo for clone in clones}
+        if missing:
+            raise InvalidInput(
+                "--clone", f"the record of {', '.join(sorted(missing))} is not given"
             )
+    members = [
+        batches.Member(
+            key=instance.instance_id,
+            inputs=_inputs(batch, instance),
+            log=batch.logs / f"{instance.instance_id}.validate.log",
+            work=functools.partial(_validate, _Case(batch, instance)),
         )
+        for instance in plan.instances
+    ]
     return batches.run_batch(
         ValidationRecord,
         ValidationsRecord,
@@ -85,17 +146,61 @@ def run(
     )
 
 
-def _inputs(instance: InstancePlan, record: InstanceRecord, recipe: Recipe) -> str:
+def _grader(plan: BatchPlan) -> Grader:
+    recipe = plan.recipe
+    if recipe.grader == "log":
+        return LogGrader(recipe.parser, recipe.test, recipe.rebuild, recipe.env, recipe.timeout)
+    return official_grader(
+        recipe.grader,
+        f"recipe {recipe.name}",
+        tools=Path(plan.tools),
+        env=recipe.env,
+        timeout=recipe.timeout,
+        report=tqdm.write,
+    )
+
+
+def _inputs(batch: _Batch, instance: InstancePlan) -> str:
+    record, recipe = batch.built[instance.instance_id], batch.plan.recipe
     row = complete(instance, record.release)
+    test: dict[str, object] = {"env": dict(recipe.env), "timeout": recipe.timeout}
+    if recipe.grader == "log":
+        test |= {"test": recipe.test, "parser": recipe.parser, "rebuild": recipe.rebuild}
+    else:
+        test |= {
+            "grader": [recipe.grader, dict(batch.grader.identity)],
+            "row": [row.repo, row.version, row.base_commit, _environment_commit(row)],
+        }
     return keys.digest_of(
         {
             "method": _METHOD,
             "layers": [layer.digest for layer in record.layers],
+            "env": dict(record.env),
             "failure": [record.failure.kind, record.failure.message] if record.failure else None,
             "patches": [row.patch, row.test_patch],
             "lists": [row.fail_to_pass, row.pass_to_pass],
-            "test": [recipe.test, recipe.parser, recipe.rebuild, dict(recipe.env), recipe.timeout],
+            "test": test,
         }
+    )
+
+
+def _environment_commit(row: InstancePlan) -> str:
+    return str(row.extra.get("environment_setup_commit") or "")
+
+
+def _task(row: InstancePlan) -> Task | None:
+    """What a grader has to know of a row; ``None`` if the row does not say which tests decide."""
+    if not row.fail_to_pass or row.pass_to_pass is None:
+        return None
+    return Task(
+        instance_id=row.instance_id,
+        repo=row.repo,
+        version=row.version,
+        base_commit=row.base_commit,
+        test_patch=row.test_patch,
+        fail_to_pass=row.fail_to_pass,
+        pass_to_pass=row.pass_to_pass,
+        environment_commit=_environment_commit(row),
     )
 
 
@@ -106,45 +211,66 @@ def _validate(case: _Case) -> ValidationRecord:
     row = complete(case.instance, case.record.release)
     if not row.patch.strip():
         raise StageFailed("patch", "the row has no gold patch, so it cannot be validated")
-    fail_to_pass, pass_to_pass = row.fail_to_pass, row.pass_to_pass
-    source: Literal["dataset", "derived"] = "dataset"
-    if fail_to_pass is None or pass_to_pass is None:
-        source = "derived"
-        derived = _derive(case, row)
-        fail_to_pass = derived[0] if fail_to_pass is None else fail_to_pass
-        pass_to_pass = derived[1] if pass_to_pass is None else pass_to_pass
-    lists = {"fail_to_pass": fail_to_pass, "pass_to_pass": pass_to_pass}
-    empty = _graded(case, row, "empty", lists)
-    gold = _graded(case, row, "gold", lists)
+    grader, source = case.batch.grader, "dataset"
+    if isinstance(grader, LogGrader):
+        if row.fail_to_pass is None or row.pass_to_pass is None:
+            source, row = "derived", _with_lists(case, grader, row)
+        task = _task(row)
+        if task is None:
+            raise StageFailed(
+                "gold-unresolved", "the row names no test that the gold patch makes pass"
+            )
+    else:
+        task = _specified(case, row)
+    empty, gold = _graded(case, task, row.patch)
     record = stage.new(
         ValidationRecord,
         tests_source=source,
-        fail_to_pass=fail_to_pass,
-        pass_to_pass=pass_to_pass,
-        empty=empty,
-        gold=gold,
+        fail_to_pass=task.fail_to_pass,
+        pass_to_pass=task.pass_to_pass,
+        empty=empty[1],
+        gold=gold[1],
+        grader=grader.name,
+        test_spec=task.test_spec,
+        tools=grader.identity,
     )
-    return stage.with_failure(
-        record, _verdict(empty, gold, case.logs / f"{case.instance.instance_id}.gold.log")
-    )
+    return stage.with_failure(record, _verdict(empty[0], gold[0], case.log("gold")))
 
 
-def _verdict(empty: TestRun, gold: TestRun, log: Path) -> StageFailed | None:
-    if gold.timed_out or empty.timed_out:
-        which = "gold" if gold.timed_out else "empty"
-        return StageFailed(
-            "timeout",
-            f"the tests with the {which} patch took too long",
-            hint="raise 'timeout' in the recipe",
+def _specified(case: _Case, row: InstancePlan) -> Task:
+    """The task of a row with the official test spec; raises ``StageFailed``."""
+    task = _task(row)
+    if task is None:
+        raise StageFailed(
+            "derive",
+            f"{case.batch.grader.name} grades by FAIL_TO_PASS and PASS_TO_PASS, "
+            "which the row does not have",
+            hint="official graders derive nothing; with `grader: log` the lists come from runs",
         )
+    spec = case.batch.specs[task.instance_id]
+    if isinstance(spec, GraderFailed):
+        raise StageFailed("grader", str(spec), hint="check the row's 'repo' and 'version'")
+    return replace(task, test_spec=spec)
+
+
+def _verdict(empty: Grade, gold: Grade, log: Path) -> StageFailed | None:
+    for which, graded in (("gold", gold), ("empty", empty)):
+        if graded.outcome == "timeout":
+            return StageFailed(
+                "timeout",
+                f"the tests with the {which} patch took too long",
+                hint="raise 'timeout' in the recipe",
+            )
+        if not graded.is_verdict:
+            hint = f"see {log.with_name(log.name.replace('.gold.', f'.{which}.'))}"
+            return StageFailed(
+                graded.outcome, f"with the {which} patch: {graded.reason}", hint=hint
+            )
     if not gold.resolved:
         count = len(gold.failing)
         return StageFailed(
             "gold-unresolved",
-            f"the gold patch leaves {count}{'+' if count == _MAX_FAILING else ''} tests failing, "
-            f"such as {gold.failing[0]}"
-            if gold.failing
-            else "the row names no test that the gold patch makes pass",
+            f"the gold patch leaves {count} tests failing, such as {gold.failing[0]}",
             hint=f"see {log}",
         )
     if empty.resolved:
@@ -155,16 +281,30 @@ def _verdict(empty: TestRun, gold: TestRun, log: Path) -> StageFailed | None:
     return None
 
 
-def _derive(case: _Case, row: InstancePlan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _with_lists(case: _Case, grader: LogGrader, row: InstancePlan) -> InstancePlan:
+    """``row`` with the list that it lacks, or both, from two runs; raises ``StageFailed``."""
+    fail_to_pass, pass_to_pass = _derive(case, grader, row)
+    return replace(
+        row,
+        fail_to_pass=fail_to_pass if row.fail_to_pass is None else row.fail_to_pass,
+        pass_to_pass=pass_to_pass if row.pass_to_pass is None else row.pass_to_pass,
+    )
+
+
+def _derive(
+    case: _Case, grader: LogGrader, row: InstancePlan
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Both lists from two runs; raises ``StageFailed`` of kind ``derive`` if they tell too little.
 
     A module that cannot be imported without the patch must not hide what the other modules do, so
     pytest goes on after it. Nothing is called failing that no run has shown to fail.
     """
-    grader: Grader = LogGrader(case.recipe.parser)
     go_on = " --continue-on-collection-errors" if case.recipe.parser == "pytest" else ""
-    before = _run(case, row, "", "derive-before", more=go_on)
-    after = _run(case, row, row.patch, "derive-after")
+    going_on = replace(grader, test_command=grader.test_command + go_on)
+    task = _task(replace(row, fail_to_pass=("?",), pass_to_pass=()))
+    assert task is not None
+    before = _run(case, going_on, task, "", "derive-before")
+    after = _run(case, grader, task, row.patch, "derive-after")
     _check_whole(case, before, "without the gold patch", "derive-before")
     _check_whole(case, after, "with the gold patch", "derive-after")
     statuses = grader.statuses(after.log)
@@ -172,14 +312,14 @@ def _derive(case: _Case, row: InstancePlan) -> tuple[tuple[str, ...], tuple[str,
         raise StageFailed(
             "derive",
             f"the {case.recipe.parser} parser finds no test in the log of `{case.recipe.test}`",
-            hint=f"see {_log(case, 'derive-after')}; pytest needs -rA, unittest -v",
+            hint=f"see {case.log('derive-after')}; pytest needs -rA, unittest -v",
         )
     earlier = grader.statuses(before.log)
     if not earlier and before.exit_code == 0:
         raise StageFailed(
             "derive",
             "the tests without the gold patch ended well without reporting a single one",
-            hint=f"see {_log(case, 'derive-before')}",
+            hint=f"see {case.log('derive-before')}",
         )
     fail_to_pass, pass_to_pass = derive_lists(earlier, statuses)
     if not fail_to_pass:
@@ -203,64 +343,65 @@ def _check_whole(case: _Case, output: TestOutput, which: str, name: str) -> None
         )
     if output.truncated or output.exit_code > 128:
         why = "printed more than is kept" if output.truncated else f"ended with {output.exit_code}"
-        raise StageFailed("derive", f"the tests {which} {why}", hint=f"see {_log(case, name)}")
+        raise StageFailed("derive", f"the tests {which} {why}", hint=f"see {case.log(name)}")
 
 
 def _graded(
-    case: _Case,
-    row: InstancePlan,
-    which: Literal["empty", "gold"],
-    lists: Mapping[str, tuple[str, ...]],
-) -> TestRun:
-    output = _run(case, row, row.patch if which == "gold" else "", which)
-    grader: Grader = LogGrader(case.recipe.parser)
-    statuses = grader.statuses(output.log)
-    grade = grader.grade(
-        output.log, fail_to_pass=lists["fail_to_pass"], pass_to_pass=lists["pass_to_pass"]
+    case: _Case, task: Task, patch: str
+) -> tuple[tuple[Grade, TestRun], tuple[Grade, TestRun]]:
+    """The runs without and with the gold patch, graded in one call of the grader."""
+    grader = case.batch.grader
+    outputs = [_run(case, grader, task, "", "empty"), _run(case, grader, task, patch, "gold")]
+    try:
+        empty, gold = grader.grade(task, outputs)
+    except GraderUnavailable as error:
+        raise _unavailable(error) from error
+    return (
+        (empty, _test_run(case, "empty", outputs[0], empty)),
+        (gold, _test_run(case, "gold", outputs[1], gold)),
     )
-    complete_run = not output.timed_out and not output.truncated
+
+
+def _test_run(
+    case: _Case, which: Literal["empty", "gold"], output: TestOutput, grade: Grade
+) -> TestRun:
     return TestRun(
         patch=which,
-        resolved=grade.resolved and complete_run,
+        outcome=grade.outcome,
+        resolved=grade.resolved,
         exit_code=output.exit_code,
         timed_out=output.timed_out,
         seconds=round(output.seconds, 3),
-        passed=sum(status in (Status.PASSED, Status.XFAIL) for status in statuses.values()),
-        failed=sum(status in (Status.FAILED, Status.ERROR) for status in statuses.values()),
+        passed=grade.passed,
+        failed=grade.failed,
         fail_to_pass=grade.fail_to_pass,
         pass_to_pass=grade.pass_to_pass,
         failing=grade.failing[:_MAX_FAILING],
-        log=str(_log(case, which)),
+        log=str(case.log(which)),
     )
 
 
-def _run(case: _Case, row: InstancePlan, patch: str, name: str, *, more: str = "") -> TestOutput:
-    recipe = case.recipe
-    spec = TestSpec(
-        test_command=recipe.test + more,
-        parser=recipe.parser,
-        test_patch=row.test_patch,
-        rebuild_command=recipe.rebuild,
-        env=recipe.env,
-        timeout=recipe.timeout,
-    )
+def _run(case: _Case, grader: Grader, task: Task, patch: str, name: str) -> TestOutput:
     with start_instance(
         case.record.layers,
         head_tree=case.record.head_tree,
-        store=case.store,
-        node=case.node,
-        name=f"{row.instance_id}-{name}",
+        store=case.batch.store,
+        node=case.batch.node,
+        name=f"{task.instance_id}-{name}",
         profile=Profile(network="none"),
+        env=case.record.env,
     ) as instance:
         try:
-            return run_tests(instance, spec, patch=patch, log_path=_log(case, name))
+            return grader.run(instance, task, patch=patch, log_path=case.log(name))
         except RebuildFailed as error:
             raise StageFailed("install", str(error), hint="see 'rebuild' in the recipe") from None
         except PatchFailed as error:
             raise StageFailed(
                 "patch", str(error), hint="check the row's 'patch' and 'test_patch'"
             ) from None
+        except GraderUnavailable as error:
+            raise _unavailable(error) from error
 
 
-def _log(case: _Case, name: str) -> Path:
-    return case.logs / f"{case.instance.instance_id}.{name}.log"
+def _unavailable(error: GraderUnavailable) -> StageFailed:
+    return StageFailed("grader", str(error), transient=error.transient)

@@ -40,9 +40,20 @@ def add_commands(commands: Subparsers) -> None:
             stage.add_argument(
                 f"--{path}", required=True, type=Path, help=f"record of the {path} stage"
             )
-        if name == "instances":
+        if name in ("environment", "instances", "validate"):
             stage.add_argument(
-                "--clone", required=True, type=Path, action="append", help="record of a clone stage"
+                "--clone",
+                type=Path,
+                action="append",
+                default=[],
+                help="record of a clone stage, for each repository that the job reads",
+            )
+        if name in ("environment", "instances"):
+            stage.add_argument(
+                "--from-lock",
+                type=Path,
+                help="the record of an earlier build, to use its files of the package index "
+                "and no others",
             )
         stage.add_argument(
             "--record", required=True, type=Path, help="where to write this job's record"
@@ -102,15 +113,29 @@ def build_stage(arguments: argparse.Namespace) -> int:
         case "environment":
             from minisandbox.build import environment
 
-            ended = environment.run(plan, arguments.interpreter, record, attempt)
+            ended = environment.run(
+                plan,
+                arguments.interpreter,
+                arguments.clone,
+                record,
+                attempt,
+                lock_path=arguments.from_lock,
+            )
         case "instances":
             from minisandbox.build import instances
 
-            ended = instances.run(plan, arguments.environment, arguments.clone, record, attempt)
+            ended = instances.run(
+                plan,
+                arguments.environment,
+                arguments.clone,
+                record,
+                attempt,
+                lock_path=arguments.from_lock,
+            )
         case _:
             from minisandbox.build import validate
 
-            ended = validate.run(plan, arguments.instances, record, attempt)
+            ended = validate.run(plan, arguments.instances, arguments.clone, record, attempt)
     return _finish(ended)
 
 

@@ -1,48 +1,208 @@
-"""Statuses to a verdict. A test that the log does not report did not pass."""
+"""Statuses to a verdict, and what every grader is: ours by log parser, the official ones as tools.
+
+A test that the log does not report did not pass. A run that was cut short is no verdict at all, and
+neither is a grader that fails: both are outcomes of their own, never "unresolved".
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
 
-from minisandbox.evaluate.logs import PARSERS, PASSING, Statuses
+from minisandbox.errors import EXIT_FAILED, EXIT_TRANSIENT, MiniSandboxError
+from minisandbox.evaluate.logs import PARSERS, PASSING, Status, Statuses
+from minisandbox.evaluate.run_tests import TestOutput, TestSpec, run_tests
+from minisandbox.runtime import Instance
+
+#: How a run is judged. ``resolved`` and ``unresolved`` are verdicts, and ``patch`` (the patch under
+#: test does not apply) is one too: nothing was solved. The others say why there is no verdict, in
+#: the words of failed stages: ``install`` (installing the patched project again failed),
+#: ``timeout``, ``incomplete`` (the run was cut short), ``suspect`` (the log holds what only the
+#: evaluation may write) and ``grader`` (the grader failed).
+Outcome = Literal[
+    "resolved", "unresolved", "patch", "install", "timeout", "incomplete", "suspect", "grader"
+]
+
+VERDICTS: frozenset[Outcome] = frozenset({"resolved", "unresolved", "patch"})
+
+#: Ended from outside: by the kernel for want of memory, or by somebody.
+_KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
+
+
+class GraderFailed(MiniSandboxError):
+    """A grader cannot make a test spec of an instance, or broke on its log."""
+
+    def __init__(self, grader: str, instance_id: str, reason: str) -> None:
+        self.grader = grader
+        self.instance_id = instance_id
+        self.reason = reason
+        super().__init__(f"{grader} cannot grade {instance_id}: {reason}")
+
+
+class GraderUnavailable(MiniSandboxError):
+    """An official grader cannot be installed or started; ``transient`` says that it may be later,
+    and is the exit code 75.
+    """
+
+    def __init__(self, grader: str, reason: str, *, transient: bool = False) -> None:
+        self.grader = grader
+        self.reason = reason
+        self.transient = transient
+        self.exit_code = EXIT_TRANSIENT if transient else EXIT_FAILED
+        hint = "try again" if transient else "check the package index that pip is configured for"
+        super().__init__(f"the grader {grader} is not available: {reason}; {hint}")
 
 
 @dataclass(frozen=True)
 class Grade:
-    """How the tests that decide came out; ``failing`` are those that did not pass, in order."""
+    """How the tests that decide came out.
 
-    resolved: bool
-    fail_to_pass: tuple[int, int]
-    pass_to_pass: tuple[int, int]
-    failing: tuple[str, ...]
+    ``fail_to_pass`` and ``pass_to_pass`` are ``(passed, total)``; ``failing`` are the tests of both
+    lists that did not pass, in order; ``passed`` and ``failed`` count everything that the log
+    reports. ``reason`` is a sentence where ``outcome`` is no verdict over tests.
+    """
+
+    outcome: Outcome
+    fail_to_pass: tuple[int, int] = (0, 0)
+    pass_to_pass: tuple[int, int] = (0, 0)
+    failing: tuple[str, ...] = ()
+    passed: int = 0
+    failed: int = 0
+    reason: str = ""
+
+    @property
+    def resolved(self) -> bool:
+        """Whether every test that decides passed, in a run that can be trusted to be whole."""
+        return self.outcome == "resolved"
+
+    @property
+    def is_verdict(self) -> bool:
+        """Whether this says something of the patch, and not of the machine or the grader."""
+        return self.outcome in VERDICTS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a grader has to know of an instance.
+
+    ``environment_commit`` is where requirement files are read (SWE-bench's
+    ``environment_setup_commit``), or empty. ``test_spec`` is what ``Grader.specify`` said of it.
+    """
+
+    instance_id: str
+    repo: str
+    version: str
+    base_commit: str
+    test_patch: str
+    fail_to_pass: tuple[str, ...]
+    pass_to_pass: tuple[str, ...]
+    environment_commit: str = ""
+    test_spec: str = ""
 
 
 class Grader(Protocol):
-    """What grades a log: ours here, the official ones as tools of their own."""
+    """Runs the tests of a task in a fresh instance, and judges what came out."""
 
-    def statuses(self, log: str) -> Statuses:
-        """What the log says of each test."""
+    @property
+    def name(self) -> str:
+        """As recipes and the manifest name it."""
         ...
 
-    def grade(self, log: str, *, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Grade:
-        """The verdict over the two lists."""
+    @property
+    def identity(self) -> Mapping[str, str]:
+        """Versions of all that decides its verdicts."""
+        ...
+
+    def specify(
+        self, tasks: Sequence[Task], *, mirrors: Mapping[str, Path]
+    ) -> Mapping[str, str | GraderFailed]:
+        """The test spec of each task by instance id, as text to be kept, or why there is none.
+
+        ``mirrors`` are bare repositories by ``owner/name``. With the text, the other methods need
+        neither them nor a network. Raises ``GraderUnavailable``.
+        """
+        ...
+
+    def run(self, instance: Instance, task: Task, *, patch: str, log_path: Path) -> TestOutput:
+        """Apply ``patch`` to the fresh ``instance`` and run the tests, with the log at
+        ``log_path``.
+
+        Raises ``PatchFailed``, ``RebuildFailed`` or ``GraderFailed``.
+        """
+        ...
+
+    def grade(self, task: Task, outputs: Sequence[TestOutput]) -> tuple[Grade, ...]:
+        """The grade of each run of ``task``; raises ``GraderUnavailable``."""
         ...
 
 
 @dataclass(frozen=True)
 class LogGrader:
-    """Grades by a log parser of ours, named as in recipes."""
+    """Runs the commands of a recipe, and reads the log with a parser of ours.
+
+    ``timeout`` is in seconds, for the rebuild and for the tests each.
+    """
 
     parser: str
+    test_command: str
+    rebuild_command: str = ""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    timeout: float = 1800.0
+
+    @property
+    def name(self) -> str:
+        return "log"
+
+    @property
+    def identity(self) -> Mapping[str, str]:
+        return {"log": self.parser}
 
     def statuses(self, log: str) -> Statuses:
+        """What the log says of each test."""
         return PARSERS[self.parser](log)
 
-    def grade(self, log: str, *, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Grade:
-        statuses = self.statuses(log)
-        return grade(statuses, fail_to_pass=fail_to_pass, pass_to_pass=pass_to_pass)
+    def specify(
+        self, tasks: Sequence[Task], *, mirrors: Mapping[str, Path]
+    ) -> Mapping[str, str | GraderFailed]:
+        """Empty texts: everything is in the recipe. ``mirrors`` are not read."""
+        del mirrors
+        return {task.instance_id: "" for task in tasks}
+
+    def run(self, instance: Instance, task: Task, *, patch: str, log_path: Path) -> TestOutput:
+        spec = TestSpec(
+            test_command=self.test_command,
+            parser=self.parser,
+            test_patch=task.test_patch,
+            rebuild_command=self.rebuild_command,
+            env=self.env,
+            timeout=self.timeout,
+        )
+        return run_tests(instance, spec, patch=patch, log_path=log_path)
+
+    def grade(self, task: Task, outputs: Sequence[TestOutput]) -> tuple[Grade, ...]:
+        return tuple(self._grade(task, output) for output in outputs)
+
+    def _grade(self, task: Task, output: TestOutput) -> Grade:
+        return cut_short(output) or grade(
+            self.statuses(output.log),
+            fail_to_pass=task.fail_to_pass,
+            pass_to_pass=task.pass_to_pass,
+        )
+
+
+def cut_short(output: TestOutput) -> Grade | None:
+    """Why a run is no verdict, whatever its log says: over time, killed, or not kept whole."""
+    if output.timed_out:
+        return Grade("timeout", reason=f"the tests were ended after {output.seconds:.0f} s")
+    if output.truncated:
+        return Grade("incomplete", reason="the tests printed more than is kept of a log")
+    if output.exit_code in _KILLED:
+        number = signal.Signals(output.exit_code - 128).name
+        return Grade("incomplete", reason=f"the tests were killed by {number}")
+    return None
 
 
 def grade(statuses: Statuses, *, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Grade:
@@ -55,10 +215,12 @@ def grade(statuses: Statuses, *, fail_to_pass: Sequence[str], pass_to_pass: Sequ
         name for name in (*fail_to_pass, *pass_to_pass) if statuses.get(name) not in PASSING
     )
     return Grade(
-        resolved=bool(fail_to_pass) and not failing,
+        outcome="resolved" if fail_to_pass and not failing else "unresolved",
         fail_to_pass=(f2p, len(fail_to_pass)),
         pass_to_pass=(p2p, len(pass_to_pass)),
         failing=failing,
+        passed=sum(status in PASSING for status in statuses.values()),
+        failed=sum(status in (Status.FAILED, Status.ERROR) for status in statuses.values()),
     )
 
 

@@ -68,8 +68,9 @@ class ManifestRow:
     """An instance, built or not. Times are seconds, sizes bytes, digests those of uncompressed
     tars.
 
-    ``test_env`` and ``extra`` (columns of the dataset that have no field here) are JSON text,
-    because their keys differ from row to row and a column has one type.
+    ``env``, ``test_env`` and ``extra`` (columns of the dataset that have no field here) are JSON
+    text, because their keys differ from row to row and a column has one type. ``test_spec`` is JSON
+    text too: what an official grader needs beside the row to grade without mirror or network.
     """
 
     schema: int
@@ -106,6 +107,9 @@ class ManifestRow:
     test_env: str
     test_timeout: int
     log_parser: str
+    grader: str = "log"
+    test_spec: str = ""
+    env: str = "{}"
     build_seconds: BuildSeconds
     gold_resolved: bool | None
     empty_resolved: bool | None

@@ -1,0 +1,113 @@
+"""From a row of the manifest to a verdict on a patch, with the grader that the cache was validated
+with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisandbox.errors import InvalidInput, PatchFailed, RebuildFailed
+from minisandbox.evaluate.grading import Grade, Grader, GraderFailed, LogGrader, Task
+from minisandbox.evaluate.official.grader import OfficialGrader
+from minisandbox.evaluate.official.pins import PINS
+from minisandbox.evaluate.official.tool import OfficialTool
+from minisandbox.evaluate.official.venv import Report
+from minisandbox.evaluate.run_tests import TestOutput
+from minisandbox.records.manifest import ManifestRow
+from minisandbox.runtime import Cache
+from minisandbox.sandbox import Profile
+
+#: What a recipe's ``grader`` can be.
+GRADERS: Sequence[str] = ("log", *PINS)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A grade, and the run it comes from; ``output`` is ``None`` if no test was started."""
+
+    grade: Grade
+    output: TestOutput | None
+
+
+def judge(
+    cache: Cache,
+    row: ManifestRow,
+    *,
+    patch: str,
+    log_path: Path,
+    tools: Path | None = None,
+    report: Report | None = None,
+) -> Judgement:
+    """Run the tests of a row with ``patch`` applied (empty: none) in a fresh instance, and grade.
+
+    Without a network. ``tools`` is where official graders are kept, by default a folder of this
+    machine. Raises what ``Cache.materialize`` does, and ``GraderUnavailable``.
+    """
+    grader = grader_of(row, tools=tools, report=report)
+    task = task_of(row)
+    output: TestOutput | None = None
+    try:
+        with cache.materialize(
+            row.instance_id,
+            profile=Profile(network="none"),
+            env=json.loads(row.env),
+            report=report,
+        ) as instance:
+            output = grader.run(instance, task, patch=patch, log_path=log_path)
+        grade = grader.grade(task, [output])[0]
+    except PatchFailed as error:
+        # That the tests do not apply says nothing of the patch.
+        grade = Grade("patch" if error.name == "patch" else "incomplete", reason=str(error))
+    except RebuildFailed as error:
+        grade = Grade("install", reason=str(error))
+    except GraderFailed as error:
+        grade = Grade("grader", reason=str(error))
+    return Judgement(grade, output)
+
+
+def grader_of(
+    row: ManifestRow, *, tools: Path | None = None, report: Report | None = None
+) -> Grader:
+    """The grader that the row was validated with; raises ``InvalidInput`` for an unknown one."""
+    env = json.loads(row.test_env)
+    if row.grader == "log":
+        return LogGrader(
+            row.log_parser, row.test_command, row.rebuild_command, env, row.test_timeout
+        )
+    return official_grader(
+        row.grader, row.instance_id, tools=tools, env=env, timeout=row.test_timeout, report=report
+    )
+
+
+def official_grader(
+    name: str,
+    where: str,
+    *,
+    tools: Path | None,
+    env: Mapping[str, str],
+    timeout: float,
+    report: Report | None = None,
+) -> OfficialGrader:
+    """An official grader by name; raises ``InvalidInput`` naming ``where`` for an unknown one."""
+    if name not in PINS:
+        known = ", ".join(GRADERS)
+        raise InvalidInput(where, f"is graded by {name!r}, which is unknown", f"known: {known}")
+    return OfficialGrader(OfficialTool(name, tools, report=report), env=env, timeout=timeout)
+
+
+def task_of(row: ManifestRow) -> Task:
+    """What a grader has to know of a row."""
+    return Task(
+        instance_id=row.instance_id,
+        repo=row.repo,
+        version=row.version,
+        base_commit=row.base_commit,
+        test_patch=row.test_patch,
+        fail_to_pass=row.FAIL_TO_PASS,
+        pass_to_pass=row.PASS_TO_PASS,
+        environment_commit=str(json.loads(row.extra).get("environment_setup_commit") or ""),
+        test_spec=row.test_spec,
+    )

@@ -1,0 +1,42 @@
+"""Which official graders there are: name, version, and the exact list of what each runs on."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One official grader. ``requirements`` (every package with version and hashes) and ``bridge``
+    (the script that its python runs) are file names beside this module.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    requirements: str
+    bridge: str
+
+    @property
+    def requirements_path(self) -> Path:
+        return Path(__file__).with_name(self.requirements)
+
+    @property
+    def bridge_path(self) -> Path:
+        return Path(__file__).with_name(self.bridge)
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """``sha256:`` of the requirement list: what the grader's verdicts were made with."""
+        return "sha256:" + hashlib.sha256(self.requirements_path.read_bytes()).hexdigest()
+
+
+#: The official graders by the name that recipes use.
+PINS: Mapping[str, Pin] = {
+    pin.name: pin
+    for pin in (Pin("swebench-4.1", "swebench", "4.1.0", "swebench-4.1.txt", "swebench_bridge.py"),)
+}

@@ -1,0 +1,183 @@
+"""Runs inside the environment of ``swebench`` 4.1: one request on standard input, one answer out.
+
+Nothing of this project is imported here, and nothing but the answer reaches standard output. No
+connection leaves the process: what the harness would fetch from raw.githubusercontent.com comes out
+of local mirrors, and anything else it asks for is an error that names the address.
+
+A request is ``{"operation": ..., "items": [...]}``, with ``"mirrors": {repo: path}`` where files of
+repositories are needed. The answer is a list of one object an item; ``error`` in it says why there
+is no other content.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+_RAW = "raw.githubusercontent.com"
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+Item = Mapping[str, Any]
+Answer = dict[str, Any]
+
+
+class Refused(Exception):
+    """A request to the network that no mirror answers."""
+
+
+def main() -> None:
+    """Answer the request on standard input."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what the harness prints is for the log
+    request = json.load(sys.stdin)
+    sys.addaudithook(_refuse_connections)
+    mirrors = cast("dict[str, str]", request.get("mirrors", {}))
+    _answer_from(mirrors)
+    operation = OPERATIONS[request["operation"]]
+    json.dump([_guarded(operation, item) for item in request["items"]], answers)
+    answers.close()
+
+
+def _guarded(operation: Callable[[Item], Answer], item: Item) -> Answer:
+    try:
+        return operation(item)
+    except Exception as error:  # noqa: BLE001 - whatever the harness raises is the item's answer
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def _harness(name: str) -> Any:
+    return importlib.import_module(f"swebench.harness.{name}")
+
+
+def specification(item: Item) -> Answer:
+    """How the harness installs and tests a repository at a version; null if it does not know it."""
+    constants = _harness("constants")
+    found = constants.MAP_REPO_VERSION_TO_SPECS.get(item["repo"], {}).get(item["version"])
+    return {
+        "specification": found,
+        "install_first": constants.MAP_REPO_TO_INSTALL.get(item["repo"], ""),
+    }
+
+
+def requirements(item: Item) -> Answer:
+    """What the harness makes of the requirement files of a repository at a commit.
+
+    ``kind`` is ``environment.yml`` or ``requirements.txt`` (files, in ``text``), ``exported`` (an
+    environment file that comes with the harness for this instance), or ``packages`` (a list in the
+    specification itself; no file is read).
+    """
+    utils, python = _harness("utils"), _harness("test_spec.python")
+    exported = utils.load_cached_environment_yml(item.get("instance_id", ""))
+    if exported:
+        return {"kind": "exported", "text": exported}
+    specs = _harness("constants").MAP_REPO_VERSION_TO_SPECS[item["repo"]][item["version"]]
+    packages = specs.get("packages", "")
+    row = {"repo": item["repo"], "environment_setup_commit": item["commit"]}
+    if packages == "requirements.txt":
+        return {"kind": packages, "text": python.get_requirements(row)}
+    if packages == "environment.yml":
+        return {"kind": packages, "text": python.get_environment_yml(row, "testbed")}
+    return {"kind": "packages", "text": packages}
+
+
+def test_spec(item: Item) -> Answer:
+    """The harness's test spec of a row as plain values, its evaluation script, its install."""
+    made = _harness("test_spec.test_spec").make_test_spec(dict(item))
+    specs = _harness("constants").MAP_REPO_VERSION_TO_SPECS[item["repo"]][item["version"]]
+    return {
+        "test_spec": dataclasses.asdict(made),
+        "eval_script": made.eval_script,
+        "install": specs.get("install", ""),
+    }
+
+
+def grade(item: Item) -> Answer:
+    """The harness's report on a log, and how many tests of all that the log names passed and
+    failed.
+    """
+    grading = _harness("grading")
+    spec = _harness("test_spec.test_spec").TestSpec(**item["test_spec"])
+    prediction = {"instance_id": spec.instance_id, "model_patch": item["patch"]}
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=".log") as log:
+        log.write(item["log"])
+        log.flush()
+        report = grading.get_eval_report(spec, prediction, log.name, include_tests_status=True)
+        statuses: dict[str, str] = grading.get_logs_eval(spec, log.name)[0]
+    return {
+        "report": report[spec.instance_id],
+        "passed": sum(status in ("PASSED", "XFAIL") for status in statuses.values()),
+        "failed": sum(status in ("FAILED", "ERROR") for status in statuses.values()),
+    }
+
+
+OPERATIONS: Mapping[str, Callable[[Item], Answer]] = {
+    "specifications": specification,
+    "requirements": requirements,
+    "test_specs": test_spec,
+    "grade": grade,
+}
+
+
+def _refuse_connections(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
+        asked = arguments[1] if event != "socket.getaddrinfo" else arguments[:2]
+        raise Refused(f"a connection to {asked} was refused: graders have no network")
+
+
+def _answer_from(mirrors: Mapping[str, str]) -> None:
+    """Have ``requests`` answered by the mirrors instead of the network."""
+    requests: Any = importlib.import_module("requests")
+    status: Any = importlib.import_module("requests.adapters")
+
+    def send(_: Any, prepared: Any, **__: Any) -> Any:
+        content = _file_of(mirrors, prepared.method, prepared.url)
+        response = requests.Response()
+        response.request, response.url = prepared, prepared.url
+        response.status_code = 404 if content is None else 200
+        response.headers["Content-Type"] = "text/plain; charset=utf-8"
+        response.encoding = "utf-8"
+        response._content = content or b"404: Not Found"
+        return response
+
+    status.HTTPAdapter.send = send
+
+
+def _file_of(mirrors: Mapping[str, str], method: str, url: str) -> bytes | None:
+    """What raw.githubusercontent.com would send; ``None`` where the commit has no such file."""
+    address = urlsplit(url)
+    owner, name, commit, path = (*unquote(address.path).lstrip("/").split("/", 3), *("",) * 4)[:4]
+    if method != "GET" or address.netloc != _RAW or not _COMMIT.fullmatch(commit):
+        raise Refused(f"{method} {url} was refused: graders have no network")
+    mirror = mirrors.get(f"{owner}/{name}")
+    if mirror is None:
+        raise Refused(f"{url} was refused: there is no mirror of {owner}/{name}")
+    if (blob := _git(mirror, "cat-file", "blob", f"{commit}:{path}")) is not None:
+        return blob
+    if _git(mirror, "cat-file", "-e", f"{commit}^{{commit}}") is None:
+        raise Refused(f"{url} was refused: the mirror {mirror} does not hold that commit")
+    return None
+
+
+def _git(mirror: str, *words: str) -> bytes | None:
+    environment = os.environ | {"GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
+    done = subprocess.run(
+        ["git", "-c", "safe.directory=*", f"--git-dir={mirror}", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        env=environment,
+    )
+    return done.stdout if done.returncode == 0 else None
+
+
+if __name__ == "__main__":
+    main()

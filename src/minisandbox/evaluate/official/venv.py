@@ -1,0 +1,163 @@
+"""The environment of an official grader: made on first use, exactly as pinned, once a machine.
+
+Packages come from the index that this machine's pip is configured for, each checked against the
+hash in the list. uv installs them where it is there and can be told that index, else pip.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from minisandbox import atomic, process
+from minisandbox.errors import ProcessFailed
+from minisandbox.evaluate.grading import GraderUnavailable
+from minisandbox.evaluate.official.pins import Pin
+from minisandbox.store import default_node_root
+
+#: Told what takes long.
+Report = Callable[[str], None]
+
+#: Seconds for some hundred megabytes over a slow line.
+_TIMEOUT = 1800
+
+#: Settings of pip that uv, which reads none of pip's files, takes from these variables.
+_UV_VARIABLES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "cert": "SSL_CERT_FILE",
+    "trusted-host": "UV_INSECURE_HOST",
+    "proxy": "ALL_PROXY",
+}
+#: What installers say when the index could not be reached or did not answer: may pass.
+_UNREACHED = (
+    "connection",
+    "connect error",
+    "dns error",
+    "failed to fetch",
+    "name resolution",
+    "network is unreachable",
+    "timed out",
+    "timeout",
+    "temporary failure",
+    "429 too many",
+    "502 bad",
+    "503 service",
+    "504 gateway",
+)
+
+
+def default_tools() -> Path:
+    """Where graders are kept on this machine if nobody says otherwise: beside the node store."""
+    return default_node_root() / "tools"
+
+
+def tool_python(pin: Pin, tools: Path, *, report: Report | None = None) -> Path:
+    """The python of the environment of ``pin`` below ``tools``; made on first use.
+
+    Raises ``GraderUnavailable``, which says whether trying again may help.
+    """
+    target = tools.absolute() / f"{pin.name}-{_digest(pin)}"
+    if not target.is_dir() and report is not None:
+        report(f"installing {pin.distribution} {pin.version}, once, into {target}")
+    try:
+        atomic.ensure_directory(
+            target, target.with_name(f".{target.name}.lock"), lambda work: _fill(work, pin)
+        )
+    except OSError as error:
+        raise GraderUnavailable(pin.name, f"{target} cannot be made: {error.strerror}") from error
+    return target / "bin" / "python"
+
+
+def _digest(pin: Pin) -> str:
+    """Of the list and of the Python: an environment is a link to the one that made it."""
+    python = f"{sys.version_info[:3]} {os.path.realpath(sys.executable)}"
+    return hashlib.sha256(f"{pin.digest} {python}".encode()).hexdigest()[:12]
+
+
+def _fill(work: Path, pin: Pin) -> None:
+    try:
+        settings = _pip_settings()
+        if _uv_can_follow(settings):
+            _install_by_uv(work, pin, settings)
+        else:
+            _install_by_pip(work, pin)
+        # Shows that it works, and compiles what is used (all of it would take four times as long).
+        check = f"import {pin.distribution}"
+        process.run([work / "bin" / "python", "-I", "-c", check], env=_clean(), timeout=300)
+    except ProcessFailed as error:
+        shutil.rmtree(work, ignore_errors=True)
+        said = error.output.strip()
+        lines = [line for line in said.splitlines() if line.strip()] or ["it printed nothing"]
+        decisive = [line for line in lines if "error" in line.lower()] or lines
+        raise GraderUnavailable(
+            pin.name,
+            f"{pin.distribution} {pin.version} cannot be installed: {decisive[-1].strip()}",
+            transient=any(word in said.lower() for word in _UNREACHED),
+        ) from error
+    except BaseException:
+        shutil.rmtree(work, ignore_errors=True)
+        raise
+
+
+def _install_by_uv(work: Path, pin: Pin, settings: Mapping[str, str]) -> None:
+    from uv import find_uv_bin
+
+    uv = find_uv_bin()
+    env = _clean() | _uv_settings(settings)
+    process.run([uv, "venv", "--no-config", "--python", sys.executable, work], env=env, timeout=300)
+    install = [uv, "pip", "install", "--no-config", "--require-hashes"]
+    into = ["--python", work / "bin" / "python", "--requirement", pin.requirements_path]
+    process.run([*install, *into], env=env, timeout=_TIMEOUT)
+
+
+def _install_by_pip(work: Path, pin: Pin) -> None:
+    process.run([sys.executable, "-m", "venv", work], env=_clean(), timeout=300)
+    install = [work / "bin" / "python", "-m", "pip", "install", "--require-hashes", "--no-input"]
+    process.run([*install, "--requirement", pin.requirements_path], env=_clean(), timeout=_TIMEOUT)
+
+
+def _pip_settings() -> Mapping[str, str]:
+    """Pip's options by name, from its files and the environment; empty where there is no pip."""
+    listed = process.run(
+        [sys.executable, "-m", "pip", "config", "list"], env=_clean(), check=False, timeout=60
+    )
+    lines = listed.stdout.decode("utf-8", "replace").splitlines()
+    settings: dict[str, str] = {}
+    for section in ("global.", "install.", ":env:."):  # the later ones win
+        for line in lines:
+            name, _, value = line.partition("=")
+            if name.startswith(section):
+                settings[name.removeprefix(section)] = str(ast.literal_eval(value))
+    return settings
+
+
+def _uv_can_follow(settings: Mapping[str, str]) -> bool:
+    # No index at all, or one on local disk, is pip's own business.
+    no_index = settings.get("no-index", "").lower() in ("1", "true", "yes", "on")
+    local = settings.get("index-url", "").startswith("file:")
+    return importlib.util.find_spec("uv") is not None and not no_index and not local
+
+
+def _uv_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """Variables that make uv use pip's indexes and certificates; a person's own win."""
+    variables = {
+        variable: settings[name] for name, variable in _UV_VARIABLES.items() if settings.get(name)
+    }
+    extra = settings.get("extra-index-url", "").split()
+    remote = [url for url in extra if not url.startswith("file:")]
+    if remote:
+        # pip takes the best of all indexes; uv by default stops at the first with the name.
+        variables |= {"UV_INDEX": " ".join(remote), "UV_INDEX_STRATEGY": "unsafe-best-match"}
+    return {name: value for name, value in variables.items() if name not in os.environ}
+
+
+def _clean() -> dict[str, str]:
+    """This process's environment less what would lead an installer or an interpreter elsewhere."""
+    misleading = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX", "UV_PYTHON")
+    return {name: value for name, value in os.environ.items() if name not in misleading}
