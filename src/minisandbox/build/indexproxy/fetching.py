@@ -34,7 +34,7 @@ T = TypeVar("T")
 _TIMEOUT = (10, 30)
 #: The largest page of PyPI (grpcio) has 5 MB; a page is held in memory.
 _MAX_PAGE = 64 << 20
-_PIECE = 256 << 10
+_PIECE = 64 << 10
 #: Answers that ask to come back later: rate limits and gateways without a server behind them.
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 #: Stores of files answer 403 for what they do not have. A 401 is not here: a wrong password must
@@ -249,10 +249,14 @@ class Fetcher:
                 last = number + 1 == self._patience.attempts
                 if last or time.monotonic() + pause - begin > self._patience.total:
                     break
-                if self._closing.wait(pause):
+                self._pause(pause)
+                if self._closing.is_set():
                     break
         self._down[server] = (time.monotonic() + self._patience.total / 2, reason)
         raise _unreachable(server, reason)
+
+    def _pause(self, seconds: float) -> None:
+        self._closing.wait(seconds)
 
 
 def _unreachable(server: str, reason: str) -> StageFailed:

@@ -109,7 +109,7 @@ class Download:
         self._path: Path | None = None
         self._temporary: Path | None = None
         self._written = 0
-        #: Rises with each attempt: a reader of the one before cannot go on with the next.
+        #: Rises when an attempt contradicts the one before: whoever read that cannot go on.
         self._attempt = 0
         self._ended = False
         self._absent = False
@@ -170,29 +170,41 @@ class Download:
     def _fill(self, temporary: Path) -> bool:
         """Write the file; raises ``StageFailed`` where it is not the promised one."""
         digest = hashlib.sha256()
-        with temporary.open("wb", buffering=0) as out:
+        position = 0
+        with temporary.open("w+b", buffering=0) as out:
 
             def start() -> None:
-                nonlocal digest
+                nonlocal digest, position
                 digest = hashlib.sha256()
-                out.seek(0)
-                out.truncate()
+                position = 0
                 with self._changed:
                     self._temporary = temporary
-                    self._written = 0
-                    self._attempt += 1
 
             def write(piece: bytes) -> None:
+                nonlocal position
                 digest.update(piece)
-                view = memoryview(piece)
+                # What an attempt before this one wrote and this one repeats, stays: readers of it
+                # then do not notice that the transfer broke.
+                again = os.pread(out.fileno(), len(piece), position)
+                if piece[: len(again)] != again:
+                    with self._changed:
+                        self._attempt += 1
+                        self._written = position
+                    out.truncate(position)
+                    again = b""
+                out.seek(position + len(again))
+                view = memoryview(piece)[len(again) :]
                 while view:
                     view = view[out.write(view) :]
+                position += len(piece)
                 with self._changed:
-                    self._written += len(piece)
+                    self._written = max(self._written, position)
                     self._changed.notify_all()
 
             if not self._copy(start, write):
                 return False
+            out.truncate(position)
+            self._written = position
         self._check(digest.hexdigest())
         return True
 
