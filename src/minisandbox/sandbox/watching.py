@@ -3,8 +3,9 @@
 The kernel stops each connect(2), and each sendto(2) with an address, until this thread has noted
 the address and let the call go on. It is a record and no boundary: the network namespace decides
 what can be reached. A program that changes the address in its memory after it was read, or uses
-sendmsg(2) or io_uring, connects unseen, to nothing more than others. Invariant: whatever cannot be
-read or understood, the call goes on; when this thread ends, calls fail with ENOSYS and none waits.
+sendmsg(2) or io_uring, connects unseen, but to nothing that it could not reach anyway. Invariant:
+the call goes on, whatever cannot be read or understood; when this thread ends, calls fail with
+ENOSYS and none waits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from minisandbox.sandbox import seccomp
 MOST_ADDRESSES = 1_000
 #: Stands last for all addresses beyond :data:`MOST_ADDRESSES` together.
 OTHERS = "others"
-#: Stands for addresses at memory that cannot be read.
+#: Stands for addresses whose memory cannot be read, or that are shorter than a family.
 UNREADABLE = "unreadable"
 
 
@@ -34,8 +35,8 @@ class Attempt:
 
     ``address`` reads ``127.0.0.1:5432``, ``[::1]:80``, ``unix:/path`` or ``unix:@name`` (abstract;
     bytes that are no printing ASCII are ``\\xNN``), ``netlink``, and ``family 17`` for what has no
-    such form, disconnects (``family 0``) among them; ``unreadable`` for bad pointers, ``others``
-    for all that exceed ``MOST_ADDRESSES``.
+    such form, disconnects (``family 0``) among them; ``unreadable`` for bad pointers and
+    for what is too short to have a family, ``others`` for all that exceed ``MOST_ADDRESSES``.
     """
 
     address: str
