@@ -55,6 +55,7 @@ def test_an_export_becomes_all_that_is_to_be_installed() -> None:
     [
         ("certifi=2024.8.30=pyhd8ed1ab_0", "certifi==2024.8.30"),
         ("click-plugins=1.1.1=py_0", "click-plugins==1.1.1"),
+        ("botocore=1.35.23=pyge310_1234567_0", "botocore==1.35.23"),
         ("click=8.1.7=unix_pyh707e725_0", "click==8.1.7"),
         ("h5py=3.12.1=nompi_py310h60e0fe6_102", "h5py==3.12.1"),
         ("pyarrow-core=17.0.0=py310h85d79f8_1_cpu", "pyarrow==17.0.0"),

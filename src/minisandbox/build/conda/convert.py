@@ -21,9 +21,9 @@ from minisandbox.build.conda.requirements import split_line
 from minisandbox.errors import InvalidInput
 
 #: Build strings of Python packages begin with "py", after a feature or two: "py39h06a4308_0",
-#: "pyhd8ed1ab_0", "py_0", "nompi_py310h60e0fe6_102", "unix_pyh707e725_0". "5_cp310" of
-#: ``python_abi`` and "1_cpython" of Python itself are none.
-_PYTHON_BUILD = re.compile(r"(?:^|_)py(?:\d+|_|h[0-9a-f]{7})")
+#: "pyhd8ed1ab_0", "py_0", "pyge310_1234567_0", "nompi_py310h60e0fe6_102", "unix_pyh707e725_0".
+#: "5_cp310" of ``python_abi`` and "1_cpython" of Python itself are none.
+_PYTHON_BUILD = re.compile(r"(?:^|_)py(?:(?:ge|lt)?\d|_|h[0-9a-f]{7})")
 
 #: Older ones know no ``manylinux_2_17`` wheels and would be worse than what an environment has.
 _OLDEST_PIP = Version("20.3")
