@@ -10,12 +10,58 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+
+from minisandbox.records import codec
+from minisandbox.records.stages import InstanceRecord, InstancesRecord
 
 CLONE = Path(__file__).parent.parent.parent
+
+MINISANDBOX = str(Path(sys.executable).with_name("minisandbox"))
+
+PROJECT = {
+    "project.py": '"""A project."""\n__version__ = "1"\n\n\ndef answer():\n    return 41\n',
+    "tests/__init__.py": "",
+    "tests/test_answer.py": (
+        "import unittest\n\nimport project\n\n\n"
+        "class Test(unittest.TestCase):\n    def test_answer(self):\n        project.answer()\n"
+    ),
+}
+PROJECT_RECIPE = {
+    "repo": "local/project",
+    "python": ">=3.11",
+    "install": "python -m pip install -e .",
+    "imports": ["project"],
+    "test": "python -m unittest -v tests.test_answer",
+    "parser": "unittest",
+    "timeout": 120,
+}
+PROJECT_PATCH = """\
+--- a/project.py
++++ b/project.py
+@@ -3,4 +3,4 @@
+
+
+ def answer():
+-    return 41
++    return 42
+"""
+PROJECT_TEST_PATCH = """\
+--- a/tests/test_answer.py
++++ b/tests/test_answer.py
+@@ -5,4 +5,4 @@
+
+ class Test(unittest.TestCase):
+     def test_answer(self):
+-        project.answer()
++        self.assertEqual(project.answer(), 42)
+"""
 
 RECIPE = """\
 repo: {repo}
@@ -109,3 +155,98 @@ class Workflow:
 @pytest.fixture
 def workflow(tmp_path: Path) -> Workflow:
     return Workflow(tmp_path)
+
+
+class Project:
+    """A local project of one module with a bug, its row, its recipe, and what was built of it.
+
+    ``answer()`` is 41 and has to be 42; the test patch says so.
+    """
+
+    def __init__(self, folder: Path, files: Mapping[str, str], recipe: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.results = folder / "results"
+        base = self._commit(folder / "git/local/project.git", {**PROJECT, **files})
+        (folder / "recipes").mkdir()
+        (folder / "recipes/project.yaml").write_text(yaml.safe_dump({**PROJECT_RECIPE, **recipe}))
+        row = {
+            "instance_id": "project-1",
+            "repo": "local/project",
+            "base_commit": base,
+            "patch": PROJECT_PATCH,
+            "test_patch": PROJECT_TEST_PATCH,
+        }
+        (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
+        (folder / "rows.yaml").write_text("name: rows\nkind: rows\npath: rows.jsonl\n")
+        (folder / "config").mkdir()
+        (folder / "config/config.yaml").write_text(
+            f"datasets: [rows.yaml]\nrecipes: recipes\ngit_url: {folder}/git/{{repo}}.git\n"
+        )
+
+    def build(self) -> None:
+        """Everything, by Snakemake; what cannot be built is in the records."""
+        argv = [sys.executable, "-m", "snakemake", "--snakefile", str(CLONE / "Snakefile")]
+        done = subprocess.run(
+            [*argv, "--profile", str(CLONE / "profiles/default"), "--cores", "2"],
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+
+    def run_stage(self, name: str, plan: Path, record: Path, *words: str) -> None:
+        """One stage by hand, as the last attempt; ``record`` lies as deep as in the results."""
+        given = {
+            "environment": [
+                "--interpreter",
+                next(self.results.glob("interpreters/*/interpreter.json")),
+            ],
+            "instances": ["--environment", record.parents[2] / "environment.json"],
+        }[name]
+        clone = self.results / "sources/local__project/clone.json"
+        argv = [MINISANDBOX, "build", name, "--plan", plan, *given, f"--clone={clone}"]
+        subprocess.run(
+            [*argv, "--record", record, "--attempt", "3", *words],
+            cwd=self.folder,
+            check=True,
+            capture_output=True,
+        )
+
+    @property
+    def environment(self) -> Path:
+        """The folder of the environment's records."""
+        return next((self.results / "environments").glob("*"))
+
+    @property
+    def batch(self) -> Path:
+        """The folder of the batch's records."""
+        return next((self.environment / "batches").glob("*"))
+
+    @staticmethod
+    def instance(record: Path) -> InstanceRecord:
+        return codec.read(InstancesRecord, record).instances[0]
+
+    @staticmethod
+    def _commit(repository: Path, files: Mapping[str, str]) -> str:
+        def git(*words: str) -> str:
+            identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+            env = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null"}
+            done = subprocess.run(
+                ["git", *identity, *words], cwd=repository, env=env, capture_output=True, check=True
+            )
+            return done.stdout.decode().strip()
+
+        for name, text in files.items():
+            (repository / name).parent.mkdir(parents=True, exist_ok=True)
+            (repository / name).write_text(text)
+        git("init", "-q", "-b", "main", ".")
+        git("add", "-A")
+        git("commit", "-qm", "Add")
+        return git("rev-parse", "HEAD")
+
+
+@pytest.fixture(scope="session")
+def make_project() -> type[Project]:
+    """How to make a project in a folder of its own."""
+    return Project
