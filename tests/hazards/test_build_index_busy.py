@@ -157,6 +157,15 @@ def test_a_transfer_that_goes_on_with_something_else_is_cut_off(
     assert serving.get(FILE) == (200, CONTENT)
 
 
+def test_a_transfer_that_never_succeeds_is_said(index: Moody, serving: Serving) -> None:
+    index.always("/files/foo-1.tar.gz", "cut")
+    with pytest.raises(http.client.IncompleteRead):
+        serving.get(FILE)
+    assert "the connection failed" in serving.proxy.unreachable
+    assert serving.get(FILE)[0] == 503
+    assert serving.proxy.served == ()
+
+
 @pytest.mark.parametrize("mood", [429, 503, "reset"])
 def test_an_index_that_stays_away_makes_the_build_transient(
     index: Moody, serving: Serving, mood: int | str

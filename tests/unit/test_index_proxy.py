@@ -360,6 +360,7 @@ def test_another_content_than_promised_is_never_seen_whole(
         client.ask("/files/foo/foo-1.tar.gz")
     assert client.ask("/simple/foo/")[0] == 200
     assert client.proxy.served == ()
+    assert "but the index promises" in client.proxy.unusable
     with pytest.raises(StageFailed, match="but the index promises"):
         client.proxy.path(
             IndexFile(
@@ -650,6 +651,17 @@ def test_several_proxies_in_one_process_end_cleanly(upstream: Upstream, start: S
     named = {thread.name for thread in threading.enumerate()}
     assert not any(name.startswith(("index proxy", "fetch ", "waitress")) for name in named)
     assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def test_a_cache_that_cannot_be_written_is_said(
+    upstream: Upstream, start: Start, tmp_path: Path
+) -> None:
+    upstream.add("foo-1.tar.gz")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "files").write_text("in the way")
+    client = start()
+    assert client.ask("/files/foo/foo-1.tar.gz")[0] == 502
+    assert client.proxy.unusable.startswith("the cache of the package index cannot be used: ")
 
 
 def test_a_reader_is_cut_off_at_the_end(upstream: Upstream, start: Start) -> None:

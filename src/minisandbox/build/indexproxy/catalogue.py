@@ -7,11 +7,12 @@ here is the choice. Invariant: a file that is not listed here cannot be asked of
 from __future__ import annotations
 
 import dataclasses
+import functools
 import html
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from urllib.parse import unquote, urlsplit
@@ -44,16 +45,23 @@ _MAX_PROJECTS = 3_000
 
 @dataclass(frozen=True)
 class Entry:
-    """One file on a page, and where it is; a lock that was not looked up yet has no address."""
+    """One file on a page of an index, or of a lock, which has no page."""
 
     file: model.File
     version: str
-    address: Address | None
+    page: Address | None
 
     @property
     def sha256(self) -> str:
         """The digest that the index promises, or nothing."""
         return self.file.hashes.get("sha256", "")
+
+    @property
+    def address(self) -> Address | None:
+        """Where an index has the file. Worked out on demand: most files of a page are not asked
+        for, and there are thousands.
+        """
+        return None if self.page is None else self.page.join(_as_sent(self.file.url))
 
     @property
     def uploaded(self) -> str:
@@ -62,7 +70,32 @@ class Entry:
         return "" if time is None else time.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-Project = Mapping[str, Entry]
+class Project(Mapping[str, Entry]):
+    """The files of a project by name."""
+
+    def __init__(self, name: str, entries: Mapping[str, Entry]) -> None:
+        self.name = name
+        self._entries = entries
+        self._rendered: dict[Format, bytes] = {}
+
+    def __getitem__(self, filename: str) -> Entry:
+        return self._entries[filename]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def render(self, form: Format) -> bytes:
+        """A page whose files are at ``/files/<project>/<filename>`` of the same server.
+
+        Kept, because installers ask again for each build in isolation, and a page of 5,000 files
+        takes 0.1 s.
+        """
+        if form not in self._rendered:
+            self._rendered[form] = _render(self, form)
+        return self._rendered[form]
 
 
 class TooManyProjects(Exception):
@@ -103,7 +136,9 @@ class Catalogue:
         """
         if self._lock is not None:
             locked = self._lock.get(name)
-            return None if locked is None else {key: _locked(f) for key, f in locked.items()}
+            if locked is None:
+                return None
+            return Project(name, {key: _locked(file) for key, file in locked.items()})
         return self._upstream(name)
 
     def locked(self, name: str, filename: str) -> IndexFile | None:
@@ -115,7 +150,8 @@ class Catalogue:
 
         Raises ``StageFailed`` where an index has another file of its name.
         """
-        entry = (self._upstream(file.project) or {}).get(file.filename)
+        project = self._upstream(file.project)
+        entry = None if project is None else project.get(file.filename)
         if entry is None:
             return None
         if entry.sha256 and entry.sha256 != file.sha256:
@@ -153,10 +189,11 @@ class Catalogue:
         undated = 0
         for index in self._indexes:
             address = index.join(f"{name}/")
-            files = self._fetcher.page(address, _reader(name), accept=_ACCEPT)
-            if files is None:
+            answer = self._fetcher.page(address, functools.partial(_parse, name), accept=_ACCEPT)
+            if answer is None:
                 continue
             found = True
+            url, files = answer
             if self._end is not None:
                 dated = [file for file in files if file.upload_time is not None]
                 if files and not dated:
@@ -169,11 +206,11 @@ class Catalogue:
                     )
                 undated += len(files) - len(dated)
                 files = [file for file in dated if _before(file, self._end)]
-            for entry in _entries(files, name, address):
+            for entry in _entries(files, name, address.join(url)):
                 merged.setdefault(entry.file.filename, entry)
         if undated:
             self.undated[name] = undated
-        return merged if found else None
+        return Project(name, merged) if found else None
 
 
 def _end_of(day: str) -> datetime:
@@ -190,31 +227,18 @@ def _before(file: model.File, end: datetime) -> bool:
     return file.upload_time is not None and file.upload_time < end
 
 
-class _Reader:
-    """Parses the answer for one project; addresses in the files become absolute."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __call__(self, page: Page) -> list[model.File]:
-        text = page.body.decode("utf-8", "replace")
-        if "json" in page.content_type:
-            try:
-                files = parser.parse_json_project_page(text).files
-            except (KeyError, TypeError, AttributeError) as error:
-                raise ValueError(f"{type(error).__name__}: {error}") from None
-        elif "html" in page.content_type or not page.content_type:
-            files = map(_named_by_address, parser.parse_html_project_page(text, self.name).files)
-        else:
-            raise ValueError(f"its type is {page.content_type}")
-        return [
-            dataclasses.replace(file, url=Address(page.url).join(_as_sent(file.url)).url)
-            for file in files
-        ]
-
-
-def _reader(name: str) -> _Reader:
-    return _Reader(name)
+def _parse(name: str, page: Page) -> tuple[str, list[model.File]]:
+    """Where the page of a project is, and its files; raises ``ValueError`` where it is no page."""
+    text = page.body.decode("utf-8", "replace")
+    if "json" in page.content_type:
+        try:
+            return page.url, list(parser.parse_json_project_page(text).files)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+    if "html" in page.content_type or not page.content_type:
+        files = parser.parse_html_project_page(text, name).files
+        return page.url, [_named_by_address(file) for file in files]
+    raise ValueError(f"its type is {page.content_type}")
 
 
 def _as_sent(url: str) -> str:
@@ -233,14 +257,11 @@ def _entries(files: Iterable[model.File], name: str, page: Address) -> Iterable[
     for file in files:
         if not is_filename(file.filename) or not file.filename.endswith(_KINDS):
             continue
-        address = page.join(file.url)
-        if urlsplit(address.url).scheme not in ("http", "https"):
-            continue
         try:
             version = _version(file.filename, name)
         except (ValueError, IndexError):
             continue  # a file of another name, of which installers make nothing either
-        yield Entry(_trimmed(file), version, address)
+        yield Entry(_trimmed(file), version, page)
 
 
 def _version(filename: str, name: str) -> str:
@@ -287,19 +308,20 @@ def _locked(locked: IndexFile) -> Entry:
     return Entry(file, locked.version, None)
 
 
-def render(name: str, project: Project, form: Format) -> bytes:
-    """A page whose files are at ``/files/<project>/<filename>`` of the same server."""
+def _render(project: Project, form: Format) -> bytes:
     files = tuple(
         dataclasses.replace(
             entry.file,
-            url=f"/files/{name}/{filename.replace('+', '%2B')}",
+            url=f"/files/{project.name}/{filename.replace('+', '%2B')}",
             # The library puts the reason into an attribute as it is, quotes and all.
             yanked=_escaped(entry.file.yanked) if form is not Format.JSON_V1 else entry.file.yanked,
         )
         for filename, entry in project.items()
     )
     sized = all(file.size is not None for file in files)
-    page = model.ProjectDetail(meta=model.Meta("1.1" if sized else "1.0"), name=name, files=files)
+    page = model.ProjectDetail(
+        meta=model.Meta("1.1" if sized else "1.0"), name=project.name, files=files
+    )
     return serialize(page, form).encode()
 
 

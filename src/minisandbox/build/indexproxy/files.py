@@ -31,6 +31,7 @@ _AT_ONCE = 8
 Start = Callable[[], object]
 Write = Callable[[bytes], object]
 Copy = Callable[[Start, Write], bool]
+Failed = Callable[[StageFailed | OSError], object]
 
 
 class FileCache:
@@ -115,7 +116,7 @@ class Download:
         self._absent = False
         self._failure: StageFailed | OSError | None = None
 
-    def run(self, turn: threading.Semaphore) -> None:
+    def run(self, turn: threading.Semaphore, failed: Failed) -> None:
         """Fetch the file, in a thread of its own; readers learn how it ended."""
         try:
             with turn:
@@ -126,6 +127,7 @@ class Download:
                 if path is not None:
                     self.size = path.stat().st_size
         except (StageFailed, OSError) as failure:
+            failed(failure)  # its readers may be gone, or got their status line already
             self._failure = failure
         finally:
             with self._changed:
@@ -269,10 +271,11 @@ class Download:
         try:
             file = source.open("rb")
         except FileNotFoundError:  # it got its final name meanwhile, or failed
-            path = self.whole()
-            if path is None:
+            with self._changed:
+                self._changed.wait_for(lambda: self._ended)
+            if self._path is None:
                 return
-            file = path.open("rb")
+            file = self._path.open("rb")
         position = 0
         with file:
             while True:
@@ -306,8 +309,9 @@ class _Absent(Exception):
 class Downloads:
     """The downloads of one proxy: one a file, however many ask for it."""
 
-    def __init__(self, cache: FileCache) -> None:
+    def __init__(self, cache: FileCache, failed: Failed) -> None:
         self.cache = cache
+        self._failed = failed
         self._lock = threading.Lock()
         self._turn = threading.Semaphore(_AT_ONCE)
         self._running: dict[tuple[str, str], Download] = {}
@@ -336,7 +340,7 @@ class Downloads:
 
     def _run(self, download: Download) -> None:
         try:
-            download.run(self._turn)
+            download.run(self._turn, self._failed)
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())

@@ -25,7 +25,7 @@ from waitress import wasyncore
 from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer, create_server
 
-from minisandbox.build.indexproxy.catalogue import Catalogue, Entry, TooManyProjects, render
+from minisandbox.build.indexproxy.catalogue import Catalogue, Entry, TooManyProjects
 from minisandbox.build.indexproxy.fetching import Address, Fetcher, Patience
 from minisandbox.build.indexproxy.files import Copy, Download, Downloads, FileCache, Start, Write
 from minisandbox.build.upstream import index_urls
@@ -105,7 +105,7 @@ class IndexProxy:
         )
         self._catalogue = Catalogue(addresses, self._fetcher, until=date, only=only)
         self._files = FileCache(cache / "files")
-        self._downloads = Downloads(self._files)
+        self._downloads = Downloads(self._files, self._note)
         self._mutex = threading.Lock()
         self._served: dict[tuple[str, str], IndexFile] = {}
         self._refused: dict[str, None] = {}
@@ -228,7 +228,7 @@ class IndexProxy:
             status = HTTPStatus.SERVICE_UNAVAILABLE if failure.transient else HTTPStatus.BAD_GATEWAY
             return _text(start, status, str(failure))
         except OSError as error:
-            self._note(StageFailed("install", f"the cache of the package index: {error}"))
+            self._note(error)
             return _text(start, HTTPStatus.BAD_GATEWAY, "the cache cannot be used")
         except Exception as error:  # nobody looks into a server's thread
             self._note(StageFailed("install", f"the index proxy failed: {error!r}"))
@@ -257,7 +257,7 @@ class IndexProxy:
         project = self._catalogue.project(name)
         if project is None:
             raise _Refused(HTTPStatus.NOT_FOUND, f"there is no project {name}")
-        body = render(name, project, form)
+        body = project.render(form)
         start("200 OK", _headers(form.value, len(body)))
         return [body]
 
@@ -267,7 +267,8 @@ class IndexProxy:
         plain = filename.removesuffix(_METADATA)
         if not is_filename(plain):
             raise _Refused(HTTPStatus.NOT_FOUND, "no such file")
-        entry = (self._catalogue.project(name) or {}).get(plain)
+        project = self._catalogue.project(name)
+        entry = None if project is None else project.get(plain)
         if entry is None:
             raise _Refused(HTTPStatus.NOT_FOUND, f"{name} has no such file")
         if plain != filename:
@@ -326,9 +327,10 @@ class IndexProxy:
 
     def _download_metadata(self, name: str, plain: str, entry: Entry) -> Download:
         metadata = entry.file.dist_info_metadata
-        if not isinstance(metadata, dict) or entry.address is None:
+        address = entry.address
+        if not isinstance(metadata, dict) or address is None:
             raise _Refused(HTTPStatus.NOT_FOUND, "the index has no metadata of this file")
-        address = Address(entry.address.url + _METADATA, entry.address.login)
+        address = Address(address.url + _METADATA, address.login)
         return self._downloads.get(
             (name, plain + _METADATA),
             sha256=metadata["sha256"],
@@ -342,9 +344,14 @@ class IndexProxy:
 
         return copy
 
-    def _note(self, failure: StageFailed) -> None:
+    def _note(self, failure: StageFailed | OSError) -> None:
+        if self._closing.is_set():
+            return  # what is cut off at the end of a build is no failure
         with self._mutex:
-            if failure.transient:
+            if isinstance(failure, OSError):
+                reason = f"the cache of the package index cannot be used: {failure}"
+                self._unusable = self._unusable or reason
+            elif failure.transient:
                 self._unreachable = self._unreachable or str(failure)
             else:
                 self._unusable = self._unusable or str(failure)
