@@ -23,11 +23,11 @@ class Pin:
 
     @property
     def requirements_path(self) -> Path:
-        return Path(__file__).with_name(self.requirements)
+        return Path(__file__).parent / self.requirements
 
     @property
     def bridge_path(self) -> Path:
-        return Path(__file__).with_name(self.bridge)
+        return Path(__file__).parent / self.bridge
 
     @functools.cached_property
     def digest(self) -> str:

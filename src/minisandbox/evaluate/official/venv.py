@@ -92,17 +92,21 @@ def _fill(work: Path, pin: Pin) -> None:
         process.run([work / "bin" / "python", "-I", "-c", check], env=_clean(), timeout=300)
     except ProcessFailed as error:
         shutil.rmtree(work, ignore_errors=True)
-        said = error.output.strip()
-        lines = [line for line in said.splitlines() if line.strip()] or ["it printed nothing"]
-        decisive = [line for line in lines if "error" in line.lower()] or lines
         raise GraderUnavailable(
             pin.name,
-            f"{pin.distribution} {pin.version} cannot be installed: {decisive[-1].strip()}",
-            transient=any(word in said.lower() for word in _UNREACHED),
+            f"{pin.distribution} {pin.version} cannot be installed: {_decisive(error.output)}",
+            transient=any(word in error.output.lower() for word in _UNREACHED),
         ) from error
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
+
+
+def _decisive(output: str) -> str:
+    """The first error that an installer names, with the two lines in which it explains it."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no output"]
+    first = next((i for i, line in enumerate(lines) if "error" in line.lower()), len(lines) - 1)
+    return " ".join(lines[first : first + 3])
 
 
 def _install_by_uv(work: Path, pin: Pin, settings: Mapping[str, str]) -> None:

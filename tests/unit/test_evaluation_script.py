@@ -1,0 +1,256 @@
+"""What the log of an official evaluation script shows besides tests: installing, markers, the end;
+and graders that cannot be installed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from minisandbox.errors import EXIT_FAILED, EXIT_TRANSIENT
+from minisandbox.evaluate import run_tests
+from minisandbox.evaluate.grading import GraderFailed, GraderUnavailable, Task
+from minisandbox.evaluate.official import venv
+from minisandbox.evaluate.official.grader import OfficialGrader
+from minisandbox.evaluate.official.pins import PINS, Pin
+from minisandbox.evaluate.official.script import trouble
+from minisandbox.evaluate.official.tool import OfficialTool
+
+PIP = "python -m pip install -e ."
+SETUP = "python setup.py build; python setup.py install"
+WORKED = (
+    "+ python -m pip install -e .\nObtaining file:///testbed\nSuccessfully installed flask-2.3.0\n"
+)
+
+LOG = """\
++ source /opt/miniconda3/bin/activate
++ conda activate testbed
++ git -c core.fileMode=false diff 0123
+{diff}
++ source /opt/miniconda3/bin/activate
++ conda activate testbed
+{install}+ git checkout 0123 tests/test_a.py
+Updated 0 paths from 0123
++ git apply -v -
+{applied}
++ : '>>>>> Start Test Output'
++ pytest -rA tests/test_a.py
+{tests}
++ : '>>>>> End Test Output'
++ git checkout 0123 tests/test_a.py
+"""
+PARTS = {
+    "diff": "",
+    "install": WORKED,
+    "applied": "Checking patch tests/test_a.py...\nApplied patch tests/test_a.py cleanly.",
+    "tests": "PASSED tests/test_a.py::test_a",
+}
+UP_TO_INSTALL = LOG.partition("+ git checkout")[0]
+
+
+def output(**parts: str) -> run_tests.TestOutput:
+    return run_tests.TestOutput(LOG.format(**PARTS | parts), 0, False, False, seconds=2.0)
+
+
+@pytest.mark.parametrize(
+    ("install", "said"),
+    [
+        (PIP, WORKED),
+        (PIP, WORKED.replace("\nSuccess", "\n  Success")),
+        (
+            "python -m pip install -e .[test] --verbose",
+            (
+                "+ python -m pip install -e '.[test]' --verbose\n  + running egg_info\n"
+                "Successfully installed astropy-5.0\n"
+            ),
+        ),
+        (
+            SETUP,
+            (
+                "+ python setup.py build\nrunning build\n+ python setup.py install\n"
+                "running install\nFinished processing dependencies for matplotlib==3.0\n"
+            ),
+        ),
+        ("true", "+ true\n"),
+        ("", ""),
+    ],
+)
+def test_an_install_that_worked_is_no_trouble(install: str, said: str) -> None:
+    assert trouble(output(install=said), install=install) is None
+
+
+@pytest.mark.parametrize(
+    ("install", "said", "reason"),
+    [
+        (PIP, "+ python -m pip install -e .\nERROR: No matching distribution\n", "No matching"),
+        (PIP, "+ python -m pip install -e .\n", "does not say that it worked"),
+        (PIP, "/eval.sh: line 12: python: command not found\n", "no trace of"),
+        (
+            PIP,
+            (
+                "+ python -m pip install -e .\n  File setup.py\nSyntaxError: invalid syntax\n"
+                "note: see above\n"
+            ),
+            "SyntaxError: invalid syntax",
+        ),
+        (
+            SETUP,
+            (
+                "+ python setup.py build\nrunning build\n+ python setup.py install\n"
+                "error: can't find rustc\n"
+            ),
+            "can't find rustc",
+        ),
+        (
+            "pip install a && pip install -e .",
+            "+ pip install a\nSuccessfully installed a-1\n+ pip install -e .\nERROR: no\n",
+            "ERROR: no",
+        ),
+        # What another command says does not count for it.
+        (
+            PIP,
+            "+ python -m pip install -e .\nERROR: x\n+ cat notes\nSuccessfully installed y\n",
+            "x",
+        ),
+    ],
+)
+def test_a_failed_install_is_no_verdict(install: str, said: str, reason: str) -> None:
+    grade = trouble(output(install=said), install=install)
+    assert grade is not None
+    assert grade.outcome == "install"
+    assert reason in grade.reason
+    assert not grade.is_verdict
+
+
+def test_what_the_patch_or_the_tests_say_of_installing_does_not_count() -> None:
+    failed = "+ python -m pip install -e .\nERROR: no\n"
+    said = output(diff=WORKED, install=failed, tests=WORKED + "PASSED tests/test_a.py::test_a")
+    grade = trouble(said, install=PIP)
+    assert grade is not None
+    assert grade.outcome == "install"
+
+
+@pytest.mark.parametrize(
+    ("run", "outcome"),
+    [
+        (output(), None),
+        (replace(output(), exit_code=1), None),
+        (replace(output(), timed_out=True, exit_code=124), "timeout"),
+        (replace(output(), truncated=True), "incomplete"),
+        (replace(output(), exit_code=137), "incomplete"),
+        (replace(output(), log=UP_TO_INSTALL.format(**PARTS)), "incomplete"),
+        (replace(output(), log=output().log.partition("\n+ : '>>>>> End")[0]), "incomplete"),
+        (output(tests="/eval.sh: line 31:    12 Killed                  pytest -rA"), "incomplete"),
+        (output(tests="it says /eval.sh: line 31: 12 Killed\nPASSED a"), None),
+        (output(tests="x\n>>>>> End Test Output\nPASSED a"), "suspect"),
+        (output(install=WORKED + ">>>>> Start Test Output\nPASSED a\n"), "suspect"),
+        (output(applied="error: patch failed: tests/test_a.py:1"), "incomplete"),
+        (output(diff="error: in a context line"), None),
+    ],
+)
+def test_a_run_that_shows_a_broken_step_is_not_graded(
+    run: run_tests.TestOutput, outcome: str | None
+) -> None:
+    grade = trouble(run, install=PIP)
+    assert (grade and grade.outcome) == outcome
+    assert grade is None or grade.reason
+
+
+TASK = Task(
+    instance_id="one",
+    repo="pallets/flask",
+    version="2.3",
+    base_commit="0" * 40,
+    test_patch="",
+    fail_to_pass=("a",),
+    pass_to_pass=(),
+)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("", "no test spec"),
+        ("[]", "no test spec"),
+        (json.dumps({"grader": "swebench-5", "version": "5.0.0"}), "swebench-5 5.0.0"),
+        (json.dumps({"grader": "swebench-4.1", "version": "4.1.1"}), "swebench-4.1 4.1.1"),
+    ],
+)
+def test_a_spec_of_another_grader_is_refused(spec: str, said: str) -> None:
+    grader = OfficialGrader(OfficialTool("swebench-4.1"))
+    with pytest.raises(GraderFailed, match=said):
+        grader.grade(replace(TASK, test_spec=spec), [output()])
+
+
+def test_every_pinned_package_has_hashes() -> None:
+    for pin in PINS.values():
+        text = pin.requirements_path.read_text(encoding="utf-8")
+        entries = text.replace("\\\n", " ").splitlines()
+        packages = [line for line in entries if line and not line.startswith("#")]
+        assert f"{pin.distribution}=={pin.version} " in text
+        assert all("==" in line and "--hash=sha256:" in line for line in packages)
+        assert pin.bridge_path.is_file()
+
+
+class Index(BaseHTTPRequestHandler):
+    """Answers every request with one code, and nothing else."""
+
+    code = 404
+
+    def do_GET(self) -> None:
+        self.send_response(self.code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_request(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
+    """A package index that has nothing, as the one that pip is configured for."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Index) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
+        monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+        monkeypatch.setenv("UV_NO_CACHE", "1")
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def pin(tmp_path: Path) -> Pin:
+    """A grader of one package, which no index has."""
+    (tmp_path / "list.txt").write_text(f"no-such-grader==1 --hash=sha256:{'0' * 64}\n")
+    return replace(PINS["swebench-4.1"], requirements=str(tmp_path / "list.txt"))
+
+
+def test_an_index_without_the_packages_is_said_once_and_leaves_nothing(
+    index: ThreadingHTTPServer, pin: Pin, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    with pytest.raises(GraderUnavailable, match="no-such-grader") as caught:
+        venv.tool_python(pin, tmp_path, report=said.append)
+    assert caught.value.exit_code == EXIT_FAILED
+    assert len(said) == 1
+    assert "\n" not in str(caught.value)
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_an_index_that_is_not_there_may_be_there_later(
+    index: ThreadingHTTPServer, pin: Pin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.server_close()
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    with pytest.raises(GraderUnavailable) as caught:
+        venv.tool_python(pin, tmp_path)
+    assert caught.value.transient
+    assert caught.value.exit_code == EXIT_TRANSIENT
