@@ -27,6 +27,11 @@ FLIT = (
     '[tool.flit.metadata]\nmodule = "project"\nauthor = "A"\nauthor-email = "a@example.org"\n'
 )
 SETUP = "from setuptools import setup\nsetup(name='project', version='1', py_modules=['project'])\n"
+ISOLATED = (
+    '[build-system]\nrequires = ["setuptools", "wheel"]\nbuild-backend = "setuptools.build_meta"\n'
+)
+#: Editable installs of isolated builds (PEP 660) came to setuptools in 2022.
+NOT_EDITABLE = "python -m pip install ."
 
 
 class Case(NamedTuple):
@@ -41,7 +46,7 @@ CASES = {
     # anyjson has no wheel; setuptools dropped use_2to3 in version 58, of September 2021.
     "dropped-feature": Case(
         {"setup.py": SETUP},
-        {"date": "2021-06-01", "packages": ["anyjson==0.3.3"]},
+        {"date": "2021-06-01", "packages": ["anyjson==0.3.3"], "install": NOT_EDITABLE},
         "use_2to3 is invalid",
     ),
     # flit_core dropped [tool.flit.metadata] in version 4, of August 2026.
@@ -50,8 +55,15 @@ CASES = {
     ),
     # Without bounds: the newest of the day that says it is for this Python.
     "python-3.6": Case(
-        {"setup.py": SETUP},
-        {"python": "3.6", "date": "2020-06-01", "packages": ["click"], "installer": "pip"},
+        {"setup.py": SETUP, "pyproject.toml": ISOLATED},
+        {
+            "python": "3.6",
+            "date": "2020-06-01",
+            # pywatchman is compiled: it has no wheel, and needs the headers.
+            "packages": ["click", "pywatchman==1.4.1"],
+            "installer": "pip",
+            "install": NOT_EDITABLE,
+        },
         "",
     ),
 }

@@ -60,7 +60,10 @@ def run(plan_path: Path, record_path: Path, attempt: stage.Attempt) -> stage.End
     plan = codec.read(InterpreterPlan, plan_path)
     store = Store(Path(plan.store))
     log = record_path.with_suffix(".log")
-    inputs = keys.digest_of({"python": plan.python, "places": list(plan.places)})
+    script = Path(relocate.__file__).read_text(encoding="utf-8")
+    inputs = keys.digest_of(
+        {"python": plan.python, "places": list(plan.places), "copied_by": script}
+    )
 
     def work() -> InterpreterRecord:
         log.unlink(missing_ok=True)

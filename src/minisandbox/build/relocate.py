@@ -136,7 +136,8 @@ def main() -> None:
         merge(platform, "/".join([new, getattr(sys, "platlibdir", "lib"), "python" + VERSION]))
     os.makedirs(new + "/lib/python" + VERSION + "/site-packages", exist_ok=True)
     if include and os.path.isdir(include):
-        merge(include, new + "/include/python" + VERSION)
+        # By its own name: up to Python 3.7 that has a letter more than the version (python3.6m).
+        merge(include, new + "/include/" + os.path.basename(include))
     if prefix not in ("/usr", "/"):
         binaries = [
             os.path.realpath(sys.executable),
