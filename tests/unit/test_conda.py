@@ -135,6 +135,23 @@ def test_versions_without_a_wheel_give_way_to_the_nearest_and_are_recorded() -> 
     assert converted(*lines, python="3.8.20").requirements == ("numpy==1.19.2",)
 
 
+@pytest.mark.parametrize(
+    ("pip", "requirements"),
+    [
+        (("ipython==8.32.0",), ("ipython==8.32.0", "matplotlib-inline==0.1.7")),
+        (
+            ("ipython==8.32.0", "matplotlib_inline==0.1.6"),
+            ("ipython==8.32.0", "matplotlib-inline==0.1.6"),
+        ),
+        (("ipython==7.16.3",), ("ipython==7.16.3",)),
+    ],
+)
+def test_what_exports_leave_out_is_put_back(
+    pip: tuple[str, ...], requirements: tuple[str, ...]
+) -> None:
+    assert converted(pip=pip).requirements == requirements
+
+
 def test_exports_of_other_editors_read_the_same() -> None:
     text = export("six=1.16.0=pyhd3eb1b0_1", pip=("attrs==23.1.0",))
     plain = from_export(text, where="e.yml")

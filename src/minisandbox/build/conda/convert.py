@@ -74,6 +74,7 @@ def from_export(text: str, *, where: str) -> PipEnvironment:
             found.pin(pin)
     for pin in from_pip.values():
         found.pin(pin)
+    found.complete()
     return found.environment(full, complete=True, variables=content.variables)
 
 
@@ -241,6 +242,14 @@ class _Found:
         key = (pin.name, "")
         if key not in self.requirements:
             self.requirements[key] = Requirement(f"{pin.name}=={pin.version}")
+
+    def complete(self) -> None:
+        """Add what exports leave out."""
+        for name, _ in list(self.requirements):
+            version = _exact(self.requirements[name, ""].specifier)
+            needed = names.left_out(name, version)
+            if needed is not None:
+                self.requirements.setdefault((needed[0], ""), Requirement("==".join(needed)))
 
     def conda(self, entry: Entry) -> Requirement | None:
         """Take one conda specification; given back only where it is Python itself."""

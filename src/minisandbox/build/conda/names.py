@@ -102,6 +102,11 @@ _NEAREST: Mapping[tuple[str, str, str], str] = {
     ("scipy", "1.5.2", "3.9"): "1.5.4",
 }
 
+#: Distribution to what it cannot be imported without and exports lack all the same: the published
+#: exports of matplotlib have no line that speaks of matplotlib. conda puts it back when it solves.
+#: The first version is that from which on it is needed.
+_LEFT_OUT: Mapping[str, tuple[str, str, str]] = {"ipython": ("7.23", "matplotlib-inline", "0.1.7")}
+
 
 def index_name(name: str) -> str:
     """What the package index calls a canonical conda name."""
@@ -122,6 +127,14 @@ def why_unavailable(name: str, *, python: str) -> str:
 def is_native(name: str) -> bool:
     """Whether a name of conda is known to be no Python distribution."""
     return name in _NATIVE or _COMPILER.fullmatch(name) is not None
+
+
+def left_out(name: str, version: str) -> tuple[str, str] | None:
+    """Name and version of what an export with this distribution needs and may lack."""
+    needed = _LEFT_OUT.get(name)
+    if needed is None or Version(version) < Version(needed[0]):
+        return None
+    return needed[1:]
 
 
 def nearest_version(name: str, version: str, *, python: str) -> str:
