@@ -146,6 +146,9 @@ def _build(
         )
     python = Version(interpreter.python)
     _modernise(shop, plan, python)
+    if plan.complete:
+        # Source releases among the others are built with these versions, not with newer ones.
+        _install(shop, plan, python, [item for item in packages if _BUILDERS.match(item)])
     _install(shop, plan, python, packages)
     _install(shop, plan, python, plan.pip_packages)
     resolved = _lock(shop)
@@ -250,6 +253,8 @@ def _furnish(shop: Workshop, interpreter: InterpreterRecord) -> None:
         quiet=True,
     )
 
+
+_BUILDERS = re.compile(r"(pip|setuptools|wheel)\b(?!-)", re.IGNORECASE)
 
 #: pip, before its options; what it compiles would only be left out of the layer.
 _PIP = (f"{VENV}/bin/python", "-m", "pip", "install", "--no-compile", "--progress-bar", "off")

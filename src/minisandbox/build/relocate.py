@@ -145,6 +145,10 @@ def main() -> None:
         ]
         for name, path in linked_libraries(binaries, prefix):
             shutil.copy2(os.path.realpath(path), new + "/lib/" + name)
+        # Up to Python 3.7 extensions are linked with it, by the name without a version.
+        plain, versioned = map(sysconfig.get_config_var, ("LDLIBRARY", "INSTSONAME"))
+        if plain and plain != versioned and os.path.isfile(new + "/lib/" + versioned):
+            os.symlink(versioned, new + "/lib/" + plain)
         for name in os.listdir(prefix + "/lib"):
             if re.match(r"(tcl|tk)\d", name):
                 merge(prefix + "/lib/" + name, new + "/lib/" + name)

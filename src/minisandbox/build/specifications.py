@@ -153,6 +153,8 @@ def _recipe(
         requirement_file=requirement_file,
         pip_packages=pip_packages,
         date=date,
+        # pip builds source releases with the environment's own setuptools, as the export was made.
+        installer="uv" if export is None else "pip",
         install="\n".join(["set -eu", *kept]) if kept else "",
         grader=dataset.specifications,
     )
