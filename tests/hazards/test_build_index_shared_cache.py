@@ -138,3 +138,17 @@ def test_two_requests_fetch_once_and_a_stalled_one_holds_nobody_up(
             connection.close()
         assert index.transfers == 1
         assert [file.sha256 for file in proxy.served] == [SHA256]
+
+
+def test_what_the_end_of_a_build_cuts_off_is_no_failure(index: Halting, tmp_path: Path) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    with IndexProxy(cache=tmp_path, indexes=[index.url]) as proxy:
+        proxy.serve(listener)
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(f"GET {FILE} HTTP/1.0\r\n\r\n".encode())
+            assert client.recv(20).startswith(b"HTTP/1.0 200")
+    index.go.set()
+    until(lambda: not any(thread.name.startswith("fetch ") for thread in threading.enumerate()))
+    assert (proxy.unreachable, proxy.unusable, proxy.served) == ("", "", ())
+    assert [path.name for path in (tmp_path / "files" / SHA256).iterdir()] == [".lock"]
