@@ -218,7 +218,22 @@ BAD_INPUT: list[tuple[str, Callable[[Project], None], tuple[str, ...]]] = [
     ("dataset file missing", dataset("name: m\nkind: rows\npath: no.jsonl\n"), ("no.jsonl",)),
     ("unknown kind", dataset("name: m\nkind: row\n"), ("dataset.yaml", "'kind'")),
     ("unknown dataset key", dataset("name: m\nkind: rows\nfile: x\n"), ("dataset.yaml", "'file'")),
-    ("both path and hub", dataset("name: m\nkind: rows\npath: x\nhub: y\n"), ("'path' or 'hub'",)),
+    ("neither path nor hub", dataset("name: m\nkind: rows\n"), ("'path' or 'hub'",)),
+    (
+        "unknown specifications",
+        dataset("name: m\nkind: rows\npath: rows.jsonl\nspecifications: swebench\n"),
+        ("dataset.yaml", "'specifications'", "swebench-4.1"),
+    ),
+    (
+        "a date that is none",
+        dataset("name: m\nkind: rows\npath: rows.jsonl\ndate: yesterday\n"),
+        ("dataset.yaml", "'date'", "created_at"),
+    ),
+    (
+        "no pinned environments",
+        dataset("name: m\nkind: rows\npath: rows.jsonl\npinned_environments: nowhere\n"),
+        ("'pinned_environments'", "instances.tsv"),
+    ),
     ("unknown ending", dataset("name: m\nkind: rows\npath: dataset.yaml\n"), ("'.yaml'",)),
     ("not YAML", dataset("name: [\n"), ("dataset.yaml line 2",)),
     ("no pairs", dataset("name: m\nkind: release-pairs\n"), ("'pairs'",)),

@@ -4,8 +4,10 @@ each key.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from minisandbox.errors import InvalidInput
@@ -113,8 +115,22 @@ def parse_config(values: Mapping[str, Any], *, where: str) -> Config:
             raise InvalidInput(
                 f"{where}: key {key!r}", f"is {getattr(config, key)}", "expected 1 or more"
             )
+    if config.from_lock and not Path(config.from_lock, "environments").is_dir():
+        raise InvalidInput(
+            f"{where}: key 'from_lock'",
+            f"{config.from_lock} holds no environments",
+            "name the results folder of an earlier build",
+        )
     check_git_url(config.git_url, where=f"{where}: key 'git_url'")
     return config
+
+
+def check_date(text: str, *, where: str, other: str = "") -> None:
+    """A date is YYYY-MM-DD; ``other`` says what else it may be."""
+    try:
+        datetime.date.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(where, f"is {text!r}", f"expected YYYY-MM-DD{other}") from None
 
 
 def check_git_url(template: str, *, where: str) -> None:

@@ -20,9 +20,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from minisandbox.build.config import DatasetConfig, check_git_url
+from minisandbox.build.config import DatasetConfig, check_date, check_git_url
 from minisandbox.build.yamlfile import read_yaml
 from minisandbox.errors import InvalidInput
+from minisandbox.evaluate.official.pins import PINS
 from minisandbox.records import codec
 from minisandbox.records.plan import InstancePlan, ReleasePair
 
@@ -46,6 +47,7 @@ def read_dataset_config(path: Path) -> DatasetConfig:
             raise InvalidInput(str(path), "has to have 'path' or 'hub'")
         if config.git_url:
             check_git_url(config.git_url, where=f"{path}: key 'git_url'")
+        _check_specifications(config, path)
     elif config.kind == "release-pairs":
         if not config.pairs:
             raise InvalidInput(f"{path}: key 'pairs'", "is empty")
@@ -54,6 +56,17 @@ def read_dataset_config(path: Path) -> DatasetConfig:
             f"{path}: key 'kind'", f"is {config.kind!r}", "expected 'rows' or 'release-pairs'"
         )
     return config
+
+
+def _check_specifications(config: DatasetConfig, path: Path) -> None:
+    if config.specifications and config.specifications not in PINS:
+        raise InvalidInput(
+            f"{path}: key 'specifications'",
+            f"is {config.specifications!r}",
+            f"expected one of {', '.join(PINS)}",
+        )
+    if config.date and config.date != "created_at":
+        check_date(config.date, where=f"{path}: key 'date'", other=" or created_at")
 
 
 def dataset_file(config: DatasetConfig, config_path: Path) -> Path | None:

@@ -398,8 +398,8 @@ def _plan_environments(
         listed = environment.requirement_file
         entries[slug] = EnvironmentEntry(
             python_slug(environment.python),
-            (keys.slug(listed.repo),) if listed else (),
             members,
+            repos=(keys.slug(listed.repo),) if listed else (),
         )
     return shards, entries
 

@@ -4,16 +4,17 @@ tested.
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from minisandbox.build.config import check_date
 from minisandbox.build.yamlfile import read_yaml
 from minisandbox.errors import InvalidInput
 from minisandbox.evaluate.logs import PARSERS
+from minisandbox.evaluate.official.pins import PINS
 from minisandbox.records import codec
 from minisandbox.records.plan import InstancePlan, Recipe
 
@@ -75,12 +76,13 @@ def _check(recipe: Recipe, where: str) -> None:
                 "expected a version like '3.11' or '>=3.11'",
             ) from None
     if recipe.date:
-        try:
-            datetime.date.fromisoformat(recipe.date)
-        except ValueError:
-            raise InvalidInput(
-                f"{where}: key 'date'", f"is {recipe.date!r}", "expected YYYY-MM-DD"
-            ) from None
+        check_date(recipe.date, where=f"{where}: key 'date'")
+    if recipe.grader not in ("log", *PINS):
+        raise InvalidInput(
+            f"{where}: key 'grader'",
+            f"is {recipe.grader!r}",
+            f"expected one of {', '.join(('log', *PINS))}",
+        )
     if recipe.parser not in PARSERS:
         raise InvalidInput(
             f"{where}: key 'parser'",
@@ -91,7 +93,7 @@ def _check(recipe: Recipe, where: str) -> None:
         raise InvalidInput(
             f"{where}: key 'timeout'", f"is {recipe.timeout}", "expected seconds, 1 or more"
         )
-    for package in recipe.packages:
+    for package in (*recipe.packages, *recipe.pip_packages):
         if package.startswith("-"):
             raise InvalidInput(
                 f"{where}: key 'packages'", f"has the option {package!r}", "list requirements only"

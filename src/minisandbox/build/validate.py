@@ -116,15 +116,17 @@ def run(
     """``minisandbox build validate``; an official grader reads files of the clones' mirrors."""
     plan = codec.read(BatchPlan, plan_path)
     built = {record.key: record for record in codec.read(InstancesRecord, instances_path).instances}
-    clones = [codec.read(CloneRecord, path) for path in clone_paths]
-    mirrors = {clone.repo: Path(clone.mirror) for clone in clones if clone.failure is None}
+    # By key: a clone that failed has a record that says nothing else of the repository.
+    clones = {clone.key: clone for clone in (codec.read(CloneRecord, path) for path in clone_paths)}
+    mirrors = {
+        instance.repo: Path(clone.mirror)
+        for instance in plan.instances
+        if (clone := clones.get(keys.slug(instance.repo))) is not None and clone.failure is None
+    }
     batch = _Batch(plan, built, mirrors, record_path.parent / "logs")
-    if not isinstance(batch.grader, LogGrader):
-        missing = {item.repo for item in plan.instances} - {clone.repo for clone in clones}
-        if missing:
-            raise InvalidInput(
-                "--clone", f"the record of {', '.join(sorted(missing))} is not given"
-            )
+    missing = {keys.slug(item.repo) for item in plan.instances} - clones.keys()
+    if missing and not isinstance(batch.grader, LogGrader):
+        raise InvalidInput("--clone", f"the record of {', '.join(sorted(missing))} is not given")
     members = [
         batches.Member(
             key=instance.instance_id,

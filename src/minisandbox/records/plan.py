@@ -202,8 +202,8 @@ class EnvironmentEntry:
     """
 
     python: str
-    repos: tuple[str, ...]
     batches: Mapping[str, BatchEntry]
+    repos: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
