@@ -1,0 +1,163 @@
+"""The validate stage where nothing has to be tested: what it passes on, what it asks for, and what
+makes its records anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minisandbox import keys
+from minisandbox.build import stage, validate
+from minisandbox.errors import EXIT_OK, InvalidInput
+from minisandbox.records import codec
+from minisandbox.records.plan import BatchPlan, InstancePlan, Recipe
+from minisandbox.records.stages import (
+    FAILURE_KINDS,
+    RECORD_SCHEMA,
+    CloneRecord,
+    Failure,
+    InstanceRecord,
+    InstancesRecord,
+    Record,
+    ValidationsRecord,
+)
+
+ROW = InstancePlan(
+    instance_id="one",
+    dataset="rows",
+    repo="owner/name",
+    base_commit="0" * 40,
+    version="1",
+    patch="diff",
+    fail_to_pass=("a",),
+    pass_to_pass=(),
+    extra={"environment_setup_commit": "1" * 40},
+)
+GONE = Failure("clone", "the repository is gone")
+
+
+class Stage:
+    """The files that the stage reads, and one run of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.row = ROW
+        self.recipe = Recipe("r", ROW.repo, "3.11", "pytest -rA", grader="swebench-4.1")
+        self.failure: Failure | None = GONE
+        self.clones = True
+
+    def write(self, name: str, cls: type[Record], key: str, **fields: object) -> Path:
+        record = cls(
+            schema=RECORD_SCHEMA,
+            stage="",
+            key=key,
+            status="failed",
+            inputs="",
+            started="",
+            seconds=0,
+            log="",
+            **fields,  # type: ignore[arg-type]
+        )
+        path = self.folder / name
+        codec.write(path, record)
+        return path
+
+    def run(self) -> ValidationsRecord:
+        plan = BatchPlan(
+            slug="b",
+            environment="env",
+            recipe=self.recipe,
+            instances=(self.row,),
+            history="none",
+            network="none",
+            timeout=10,
+            store=str(self.folder / "store"),
+            tools=str(self.folder / "tools"),
+            index_cache=str(self.folder / "index"),
+        )
+        codec.write(self.folder / "plan.json", plan)
+        key = keys.slug(ROW.repo)
+        clone = self.write("clone.json", CloneRecord, key, failure=GONE)
+        instance = codec.read(
+            InstanceRecord,
+            self.write("instance.json", InstanceRecord, ROW.instance_id, failure=self.failure),
+        )
+        instances = self.write("instances.json", InstancesRecord, "b", instances=(instance,))
+        record = self.folder / "batch/validation.json"
+        ended = validate.run(
+            self.folder / "plan.json",
+            instances,
+            [clone] if self.clones else [],
+            record,
+            stage.Attempt(stage.ATTEMPTS),
+        )
+        assert ended.exit_code == EXIT_OK
+        return codec.read(ValidationsRecord, record)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setenv("MINISANDBOX_NODE_STORE", str(tmp_path / "node"))
+    return Stage(tmp_path)
+
+
+def test_what_failed_before_is_passed_on_and_no_grader_is_made(job: Stage) -> None:
+    (record,) = job.run().instances
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.message) == (GONE.kind, GONE.message)
+    assert not (job.folder / "tools").exists()
+
+
+def test_an_official_grader_asks_for_the_clones(job: Stage) -> None:
+    job.clones = False
+    with pytest.raises(InvalidInput, match="owner__name"):
+        job.run()
+    job.recipe = replace(job.recipe, grader="log")
+    assert job.run().instances[0].status == "failed"
+
+
+def test_an_unknown_grader_is_named_with_those_that_are_known(job: Stage) -> None:
+    job.recipe = replace(job.recipe, grader="swebench-9")
+    with pytest.raises(InvalidInput, match=r"swebench-9.*log, swebench-4\.1"):
+        job.run()
+
+
+@pytest.mark.parametrize("lists", [(None, None), ((), ("a",)), (("a",), None)])
+def test_an_official_grader_derives_nothing(
+    job: Stage, lists: tuple[tuple[str, ...] | None, tuple[str, ...] | None]
+) -> None:
+    job.failure = None
+    job.row = replace(ROW, fail_to_pass=lists[0], pass_to_pass=lists[1])
+    (record,) = job.run().instances
+    assert record.failure is not None
+    assert record.failure.kind == "derive"
+    assert record.failure.kind in FAILURE_KINDS
+    assert "FAIL_TO_PASS" in record.failure.message
+
+
+@pytest.mark.parametrize(
+    ("grader", "changed", "anew"),
+    [
+        ("swebench-4.1", {"version": "2"}, True),
+        ("swebench-4.1", {"extra": {"environment_setup_commit": "2" * 40}}, True),
+        ("swebench-4.1", {"hints_text": "none"}, False),
+        ("log", {"version": "2"}, False),
+        ("log", {"test_patch": "another"}, True),
+    ],
+)
+def test_what_decides_a_verdict_makes_it_anew(
+    job: Stage, grader: str, changed: dict[str, object], anew: bool
+) -> None:
+    job.recipe = replace(job.recipe, grader=grader)
+    before = job.run().instances[0].inputs
+    job.row = replace(ROW, **changed)  # type: ignore[arg-type]
+    assert (job.run().instances[0].inputs != before) == anew
+
+
+def test_graders_do_not_share_verdicts(job: Stage) -> None:
+    before = job.run().instances[0].inputs
+    job.recipe = replace(job.recipe, grader="log")
+    assert job.run().instances[0].inputs != before
