@@ -1,0 +1,199 @@
+"""``minisandbox grade`` on a cache packed by hand: verdicts, what is none, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisandbox.cli.main import main
+from minisandbox.idmap import call_mapped, current, remove_tree
+from minisandbox.records import codec
+from minisandbox.records.manifest import Base, BuildSeconds, Logs, ManifestRow
+from minisandbox.store import Store
+
+DATE = 1_600_000_000
+
+FIX = """\
+diff --git a/code.sh b/code.sh
+--- a/code.sh
++++ b/code.sh
+@@ -1 +1 @@
+-answer=41
++answer=42
+"""
+#: Prints what pytest would of one test that needs the fix.
+RUN = (
+    ". ./code.sh; echo '=== short test summary info ==='; "
+    "[ $answer = 42 ] && echo PASSED t::a || echo FAILED t::a"
+)
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "safe.directory=*"]
+    environment = {"PATH": os.environ["PATH"], "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1"}
+    return subprocess.run(
+        ["git", *identity, *words],
+        cwd=folder,
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
+
+
+def write_layers(root: Path) -> str:
+    testbed = root / "source/testbed"
+    testbed.mkdir(parents=True)
+    (testbed / "code.sh").write_text("answer=41\n")
+    git(testbed, "init", "-q", "-b", "main", "--template=", ".")
+    git(testbed, "add", "-A", ".")
+    git(testbed, "commit", "-q", "-m", "base")
+    (root / "instance/testbed/.git/info").mkdir(parents=True)
+    (root / "instance/testbed/.git/info/exclude").write_text("")
+    return git(testbed, "rev-parse", "HEAD^{tree}")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cache of instances that differ in how their tests run."""
+    root, idmap = tmp_path_factory.mktemp("cache"), current()
+    trees = root / "trees"
+    head_tree = call_mapped(idmap, partial(write_layers, trees))
+    if idmap.kind == "root":
+        for path in (trees, *trees.rglob("*")):
+            os.chown(path, idmap.host_uid(0), idmap.host_gid(0), follow_symlinks=False)
+    store = Store(root / "store")
+    layers = tuple(
+        store.add(kind, trees / kind, date=DATE, idmap=idmap) for kind in ("source", "instance")
+    )
+    texts: dict[str, Any] = dict.fromkeys(ManifestRow.__dataclass_fields__, "")
+    row = ManifestRow(
+        **texts
+        | {
+            "schema": 1,
+            "instance_id": "good",
+            "status": "ok",
+            "patch": FIX,
+            "FAIL_TO_PASS": ("t::a",),
+            "PASS_TO_PASS": (),
+            "layers": layers,
+            "head_tree": head_tree,
+            "base": Base(),
+            "packages": (),
+            "test_command": f'[ "$TAG" = 1.2 ] && [ "$MODE" = x ] && {{ {RUN}; }}',
+            "test_env": '{"MODE": "x"}',
+            "env": '{"TAG": "1.2"}',
+            "test_timeout": 60,
+            "log_parser": "pytest",
+            "grader": "log",
+            "build_seconds": BuildSeconds(),
+            "gold_resolved": None,
+            "empty_resolved": None,
+            "gold_seconds": None,
+            "empty_seconds": None,
+            "logs": Logs(),
+            "extra": "{}",
+        }
+    )
+    rows = [
+        row,
+        replace(row, instance_id="slow", test_command=f"{RUN}; sleep 60", test_timeout=2),
+        replace(row, instance_id="killed", test_command=f"{RUN}; kill -9 $$"),
+        replace(row, instance_id="unbuildable", rebuild_command="exit 4"),
+        replace(row, instance_id="official", grader="swebench-4.1"),
+        replace(row, instance_id="newer", grader="swebench-9"),
+    ]
+    lines = [json.dumps(codec.encode(item)) for item in rows]
+    (root / "manifest.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setenv("MINISANDBOX_NODE_STORE", str(root / "node"))
+        yield root
+    remove_tree(root / "node", idmap)
+    remove_tree(trees, idmap)
+
+
+@pytest.fixture
+def grade(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """The exit code and the JSON answer of a call."""
+
+    def call(*words: str) -> tuple[int, dict[str, Any]]:
+        log = str(tmp_path / "log")
+        code = main(["grade", "--cache", str(cache), "--json", "--log", log, *words])
+        said = capsys.readouterr()
+        return code, json.loads(said.out) if said.out else {"error": said.err}
+
+    return call
+
+
+def test_a_verdict_is_a_success_whatever_it_says(grade, tmp_path: Path) -> None:
+    code, gold = grade("good", "--gold", "--strict")
+    assert (code, gold["outcome"], gold["resolved"]) == (0, "resolved", True)
+    assert gold["fail_to_pass"] == [1, 1]
+    assert (tmp_path / "log").read_text().endswith("PASSED t::a\n")
+    code, empty = grade("good", "--empty")
+    assert (code, empty["outcome"], empty["resolved"]) == (0, "unresolved", False)
+    assert empty["failing"] == ["t::a"]
+    assert grade("good", "--empty", "--strict")[0] == 3
+
+
+def test_a_patch_of_ones_own(grade, tmp_path: Path) -> None:
+    patch = tmp_path / "my.patch"
+    patch.write_text(FIX)
+    assert grade("good", "--patch", str(patch))[1]["resolved"] is True
+    patch.write_text(FIX.replace("answer=41", "answer=0"))
+    code, answer = grade("good", "--patch", str(patch))
+    assert (code, answer["outcome"], answer["verdict"]) == (0, "patch", True)
+    assert answer["log"] is None
+    assert "code.sh" in answer["reason"]
+
+
+@pytest.mark.parametrize(
+    ("instance", "outcome"),
+    [
+        ("slow", "timeout"),
+        ("killed", "incomplete"),
+        ("unbuildable", "install"),
+        ("official", "grader"),
+    ],
+)
+def test_what_is_no_verdict_is_a_failure(grade, instance: str, outcome: str) -> None:
+    for more in ([], ["--strict"]):
+        code, answer = grade(instance, "--gold", *more)
+        assert (code, answer["outcome"]) == (1, outcome)
+        assert (answer["verdict"], answer["resolved"]) == (False, False)
+        assert answer["reason"]
+
+
+def test_what_is_wrong_with_the_call(grade) -> None:
+    code, answer = grade("newer", "--gold")
+    assert code == 2
+    assert "swebench-9" in answer["error"]
+    code, answer = grade("good", "--patch", "/no/such/patch")
+    assert code == 2
+    assert "/no/such/patch" in answer["error"]
+    code, answer = grade("goood", "--gold")
+    assert code == 1
+    assert "did you mean good" in answer["error"]
+    with pytest.raises(SystemExit, match="2"):
+        grade("good", "--gold", "--empty")
+
+
+def test_what_a_person_sees(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = str(tmp_path / "log")
+    assert main(["grade", "good", "--empty", "--cache", str(cache), "--log", log]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("good: not resolved, fail to pass 0/1, pass to pass 0/0, by log\n")
+    assert "did not pass: t::a" in said
+    assert log in said
+    assert main(["grade", "slow", "--gold", "--cache", str(cache), "--log", log]) == 1
+    assert capsys.readouterr().out.startswith("slow: no verdict [timeout] ")
