@@ -355,9 +355,10 @@ def test_another_content_than_promised_is_never_seen_whole(
     upstream.add("foo-1.tar.gz", os.urandom(300_000))
     upstream.files["foo-1.tar.gz"] = os.urandom(300_000)
     client = start()
-    # It is sent while it arrives, so the status is out before the digest is known.
-    with pytest.raises(http.client.IncompleteRead):
-        client.ask("/files/foo/foo-1.tar.gz")
+    try:
+        assert client.ask("/files/foo/foo-1.tar.gz")[0] == 502
+    except http.client.IncompleteRead:
+        pass  # it is sent while it arrives: the status may be out before the digest is known
     assert client.ask("/simple/foo/")[0] == 200
     assert client.proxy.served == ()
     assert "but the index promises" in client.proxy.unusable

@@ -159,16 +159,17 @@ class IndexProxy:
                 wasyncore.dispatcher.close(channel)  # without its pipe: see `_end`
 
     def _end(self, server: Any) -> None:
-        """Wait for the workers, then end the loop.
+        """Wait for the workers, then end the loop, then close the pipe that wakes the loop.
 
-        In this order: a worker writes to the pipe that wakes the loop by its number, which could be
-        that of another file once the pipe is closed. One that waits for an index takes its time.
+        In this order: workers, and we, write to that pipe by its number, which could be that of
+        another file once it is closed. A worker that waits for an index takes its time.
         """
         while server.task_dispatcher.threads:
             server.task_dispatcher.shutdown(timeout=60)
-        server.trigger.pull_trigger(lambda: wasyncore.close_all(self._channels))
+        server.trigger.pull_trigger(server.trigger.del_channel)  # nothing is left to wait for
         if self._thread is not None:
             self._thread.join()
+        server.trigger.close()
 
     @property
     def served(self) -> tuple[IndexFile, ...]:
