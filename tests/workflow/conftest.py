@@ -160,7 +160,8 @@ def workflow(tmp_path: Path) -> Workflow:
 class Project:
     """A local project of one module with a bug, its row, its recipe, and what was built of it.
 
-    ``answer()`` is 41 and has to be 42; the test patch says so.
+    ``answer()`` is 41 and has to be 42; the test patch says so. The commit before base has the tag
+    v1.2.0, the one after it v9.0.0.
     """
 
     def __init__(self, folder: Path, files: Mapping[str, str], recipe: Mapping[str, Any]) -> None:
@@ -237,13 +238,19 @@ class Project:
             )
             return done.stdout.decode().strip()
 
+        repository.mkdir(parents=True)
+        git("init", "-q", "-b", "main", ".")
+        git("commit", "-q", "--allow-empty", "-m", "Begin")
+        git("tag", "v1.2.0")
         for name, text in files.items():
             (repository / name).parent.mkdir(parents=True, exist_ok=True)
             (repository / name).write_text(text)
-        git("init", "-q", "-b", "main", ".")
         git("add", "-A")
         git("commit", "-qm", "Add")
-        return git("rev-parse", "HEAD")
+        base = git("rev-parse", "HEAD")
+        git("commit", "-q", "--allow-empty", "-m", "Later: THE ANSWER")
+        git("tag", "v9.0.0")
+        return base
 
 
 @pytest.fixture(scope="session")

@@ -81,6 +81,11 @@ class Egress:
         """Why the index behind the proxy could not be reached, empty if it always could."""
         return self._proxy.unreachable if self._proxy else ""
 
+    @property
+    def unusable(self) -> str:
+        """Why the index or its cache cannot serve this build until somebody acts, or nothing."""
+        return self._proxy.unusable if self._proxy else ""
+
     def tried(self) -> tuple[str, ...]:
         """Addresses that programs tried to reach in vain, in order."""
         addresses = (attempt.address for attempt in self._sandbox.attempts())

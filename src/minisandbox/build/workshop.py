@@ -197,7 +197,7 @@ class Workshop:
         return StageFailed(
             failure,
             f"{what} ended with {result.exit_code}: {_decisive(result)}",
-            hint=unreachable or hint,
+            hint=unreachable or self._egress.unusable or hint,
             transient=bool(unreachable),
         )
 

@@ -53,7 +53,6 @@ def judge(
         with cache.materialize(
             row.instance_id,
             profile=Profile(network="none"),
-            env=json.loads(row.env),
             report=report,
         ) as instance:
             output = grader.run(instance, task, patch=patch, log_path=log_path)

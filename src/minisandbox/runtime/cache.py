@@ -113,7 +113,7 @@ class Cache:
             node=self.node,
             name=instance_id,
             profile=profile,
-            env=env,
+            env={**json.loads(row.env), **(env or {})},
             report=report,
         )
 

@@ -5,6 +5,12 @@
 # Only tags that are ancestors; what is lent is gone afterwards, the version stays.
 set -eu
 action=$1 mirror=$2 commit=$3
+for folder in /testbed /testbed/.git; do
+    if [ -L "$folder" ] || [ ! -d "$folder" ]; then
+        echo "$folder is no directory any more" >&2
+        exit 1
+    fi
+done
 cd /testbed
 export GIT_CONFIG_GLOBAL=/dev/null LC_ALL=C.UTF-8
 kept=/run/minisandbox-history
