@@ -61,6 +61,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         body = PAGE if self.path.startswith("/simple/") else CONTENT
         if mood == "reset":
             return
+        if mood == "store":
+            return self.deny()
         self.send_response(mood if isinstance(mood, int) else 200)
         self.send_header("Content-Type", "application/vnd.pypi.simple.v1+json")
         if mood in (200, "cut", "other half"):
@@ -75,6 +77,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif mood == "other half":
             self.wfile.write(bytes(len(body) // 2))
             assert self.state.go.wait(30)
+
+    def deny(self) -> None:
+        """What S3 says of a key that it does not have, to who may not list the keys."""
+        body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+        self.send_response(403)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, *args: object) -> None:
         """Quiet."""
@@ -168,7 +179,16 @@ def test_a_transfer_that_never_succeeds_is_said(index: Moody, serving: Serving) 
     assert serving.proxy.served == ()
 
 
-@pytest.mark.parametrize("mood", [429, 503, "reset"])
+def test_a_page_that_is_forbidden_for_a_moment_is_no_missing_project(
+    index: Moody, serving: Serving
+) -> None:
+    index.moods["/simple/foo/"] = [403, 403]
+    assert serving.get("/simple/foo/")[0] == 200
+    assert len(index.asked) == 3
+    assert (serving.proxy.refused, serving.proxy.unreachable) == ((), "")
+
+
+@pytest.mark.parametrize("mood", [403, 429, 503, "reset"])
 def test_an_index_that_stays_away_makes_the_build_transient(
     index: Moody, serving: Serving, mood: int | str
 ) -> None:
@@ -216,12 +236,12 @@ def test_a_pause_that_is_too_long_is_the_end(
     assert (pauses, len(index.asked)) == ([], 1)
 
 
-@pytest.mark.parametrize("mood", [403, 404, 410])
+@pytest.mark.parametrize(("page", "file"), [(404, 404), (410, 410), (451, 451), ("store", 403)])
 def test_what_is_not_there_is_not_asked_for_again(
-    index: Moody, serving: Serving, mood: int
+    index: Moody, serving: Serving, page: int | str, file: int
 ) -> None:
-    index.always("/simple/bar/", mood)
-    index.always("/files/foo-1.tar.gz", mood)
+    index.always("/simple/bar/", page)
+    index.always("/files/foo-1.tar.gz", file)
     assert serving.get("/simple/bar/")[0] == 404
     assert serving.get(FILE)[0] == 404
     assert index.asked == ["/simple/bar/", "/simple/foo/", "/files/foo-1.tar.gz"]

@@ -37,9 +37,14 @@ _MAX_PAGE = 64 << 20
 _PIECE = 64 << 10
 #: Answers that ask to come back later: rate limits and gateways without a server behind them.
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
-#: Stores of files answer 403 for what they do not have. A 401 is not here: a wrong password must
-#: not look like an empty index.
-_ABSENT = frozenset({403, 404, 410, 451})
+#: A 401 is not here: a wrong password must not look like an empty index.
+_ABSENT = frozenset({404, 410, 451})
+#: Means "slow down" where a gateway limits rates, and "not here" where a store of files, which must
+#: not tell what it has, does not have the file.
+_FORBIDDEN = 403
+#: How S3 and its kin say the latter, the documentation of GetObject has it; an index can be nothing
+#: but files there (download.pytorch.org). Rates they limit with a 503.
+_NOT_IN_STORE = b"<Code>AccessDenied</Code>"
 #: For how many seconds a page of an index that says nothing of caching is taken as it is.
 _PAGE_AGE = 600
 
@@ -215,9 +220,12 @@ class Fetcher:
                 verify=True if bundle is None else str(bundle),
             ) as response:
                 code = response.status_code
-                if code in _BUSY:
+                absent = code in _ABSENT
+                if code == _FORBIDDEN:
+                    absent = session is self._files or _denied_by_store(response)
+                if code in _BUSY or (code == _FORBIDDEN and not absent):
                     raise _Later(f"it answers HTTP {code}", _retry_after(response))
-                if code != 200 and code not in _ABSENT:
+                if code != 200 and not absent:
                     raise StageFailed("install", f"{address.url} answers HTTP {code}")
                 yield response if code == 200 else None
         except (requests.RequestException, HTTPError) as error:
@@ -273,6 +281,11 @@ def _session() -> requests.Session:
     # Two builds must not meet in a cookie.
     session.cookies.set_policy(http.cookiejar.DefaultCookiePolicy(allowed_domains=[]))
     return session
+
+
+def _denied_by_store(response: requests.Response) -> bool:
+    """Whether a 403 comes from a store of files, and not from what limits rates before an index."""
+    return _NOT_IN_STORE in next(response.iter_content(_PIECE), b"")
 
 
 def _retry_after(response: requests.Response) -> float | None:
