@@ -1,5 +1,5 @@
 """Logs that misled graders before: statuses on a later line, bare status words, docstrings for
-names, missing tests, bytes that are no UTF-8, a grader that breaks.
+names, missing and skipped tests, bytes that are no UTF-8, a grader that breaks.
 
 The official parsers are used as they are; what is shown is that none of this ends in a wrong
 verdict of ours.
@@ -24,6 +24,8 @@ pytestmark = [pytest.mark.workflow, pytest.mark.timeout(600)]
 INSTALLED = {
     "python -m pip install -e .": "Successfully installed x-1",
     "python -m pip install -e .[dev]": "Successfully installed x-1",
+    "python -m pip install -e .[test]": "Successfully installed x-1",
+    "python -m pip install .": "Successfully installed x-1",
     "python setup.py install": "Finished processing dependencies for x==1",
 }
 NEW_FILE = """\
@@ -41,7 +43,9 @@ def grader() -> OfficialGrader:
     return OfficialGrader(OfficialTool("swebench-4.1"))
 
 
-def specified(grader: OfficialGrader, repo: str, version: str, *names: str) -> Task:
+def specified(
+    grader: OfficialGrader, repo: str, version: str, *names: str, passing: tuple[str, ...] = ()
+) -> Task:
     task = Task(
         instance_id="one-1",
         repo=repo,
@@ -49,7 +53,7 @@ def specified(grader: OfficialGrader, repo: str, version: str, *names: str) -> T
         base_commit="0" * 40,
         test_patch=NEW_FILE,
         fail_to_pass=names,
-        pass_to_pass=(),
+        pass_to_pass=passing,
     )
     spec = grader.specify([task], mirrors={})["one-1"]
     assert isinstance(spec, str), spec
@@ -128,6 +132,56 @@ def test_a_missing_test_did_not_pass(grader: OfficialGrader) -> None:
     )
     assert nothing.outcome == error.outcome == other.outcome == "unresolved"
     assert nothing.failing == task.fail_to_pass
+
+
+FIRST, SECOND, THIRD = (f"test_{n} (app.tests.Case)" for n in ("one", "two", "three"))
+
+
+@pytest.mark.parametrize(
+    ("skipped", "fail_to_pass", "pass_to_pass"),
+    [
+        ((), (1, 1), (2, 2)),
+        ((FIRST,), (0, 1), (2, 2)),
+        ((SECOND,), (1, 1), (1, 2)),
+        ((FIRST, SECOND, THIRD), (0, 1), (0, 2)),
+    ],
+)
+def test_a_skipped_test_did_not_pass(
+    grader: OfficialGrader,
+    skipped: tuple[str, ...],
+    fail_to_pass: tuple[int, int],
+    pass_to_pass: tuple[int, int],
+) -> None:
+    """The harness leaves those that it reads as skipped out, and calls no test at all a success."""
+    task = specified(grader, "django/django", "1.6", FIRST, passing=(SECOND, THIRD))
+    words = {name: "skipped 'no'" if name in skipped else "ok" for name in (FIRST, SECOND, THIRD)}
+    (found,) = grade(grader, task, "\n".join(f"{name} ... {words[name]}" for name in words))
+    assert found.outcome == ("unresolved" if skipped else "resolved")
+    assert found.failing == skipped
+    assert (found.fail_to_pass, found.pass_to_pass) == (fail_to_pass, pass_to_pass)
+
+
+@pytest.mark.parametrize(
+    ("repo", "version", "line"),
+    [
+        # The summary of today's pytest has a place and a count for skipped tests, and no names.
+        ("pytest-dev/pytest", "7.0", "SKIPPED [1] testing/test_a.py:3: no"),
+        ("sphinx-doc/sphinx", "3.0", "SKIPPED testing/test_a.py::test_b"),
+        ("psf/requests", "2.0", "SKIPPED testing/test_a.py::test_b"),
+    ],
+)
+def test_a_test_that_pytest_skips_did_not_pass(
+    grader: OfficialGrader, repo: str, version: str, line: str
+) -> None:
+    first, second = "testing/test_a.py::test_a", "testing/test_a.py::test_b"
+    task = specified(grader, repo, version, first, passing=(second,))
+    whole, skips = grade(
+        grader, task, f"PASSED {first}\nPASSED {second}\n", f"PASSED {first}\n{line}\n"
+    )
+    assert whole.outcome == "resolved"
+    assert skips.outcome == "unresolved"
+    assert skips.failing == (second,)
+    assert skips.pass_to_pass == (0, 1)
 
 
 def test_bytes_that_are_no_text(grader: OfficialGrader) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,19 +117,21 @@ def _grade(task: Task, answer: Answer) -> Grade:
         total = (len(task.fail_to_pass), len(task.pass_to_pass))
         failing = (*task.fail_to_pass, *task.pass_to_pass)
         return Grade("unresolved", (0, total[0]), (0, total[1]), failing)
-    f2p, p2p = lists["FAIL_TO_PASS"], lists["PASS_TO_PASS"]
+    # The harness drops a test that its parser reads as skipped from both sides of the account, and
+    # an account of nothing is a success to it: a patch that has the tests skipped would resolve.
+    passed = {name for kind in ("FAIL_TO_PASS", "PASS_TO_PASS") for name in lists[kind]["success"]}
+    failing = tuple(name for name in (*task.fail_to_pass, *task.pass_to_pass) if name not in passed)
     # No test that has to start passing is nothing solved, whatever the harness makes of it.
-    resolved = report["resolved"] and bool(task.fail_to_pass)
+    resolved = report["resolved"] and bool(task.fail_to_pass) and not failing
     return Grade(
         outcome="resolved" if resolved else "unresolved",
-        fail_to_pass=_passed_of(f2p),
-        pass_to_pass=_passed_of(p2p),
-        failing=(*f2p["failure"], *p2p["failure"]),
+        fail_to_pass=_passed_of(passed, task.fail_to_pass),
+        pass_to_pass=_passed_of(passed, task.pass_to_pass),
+        failing=failing,
         passed=answer["passed"],
         failed=answer["failed"],
     )
 
 
-def _passed_of(tests: Mapping[str, Sequence[str]]) -> tuple[int, int]:
-    """As the harness counts: a skipped test neither passed nor failed."""
-    return len(tests["success"]), len(tests["success"]) + len(tests["failure"])
+def _passed_of(passed: Set[str], names: Sequence[str]) -> tuple[int, int]:
+    return sum(name in passed for name in names), len(names)
