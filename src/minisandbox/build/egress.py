@@ -7,7 +7,7 @@ a port of the index proxy, whose listening socket was made inside and is answere
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,8 @@ from minisandbox.build.indexproxy import IndexProxy
 from minisandbox.records.lock import IndexFile
 from minisandbox.records.plan import Network
 from minisandbox.records.stages import NetworkUse
-from minisandbox.sandbox import Profile, Sandbox
+from minisandbox.sandbox import Attempt, Profile, Sandbox
+from minisandbox.sandbox.watching import OTHERS
 
 #: Port of the index on the sandbox's loopback; nothing else listens there, so it can be fixed.
 INDEX_PORT = 3141
@@ -40,6 +41,7 @@ DISTUTILS_TEXT = f"[easy_install]\nindex_url = {INDEX_URL}\n"
 #: for the name service's cache.
 _EXPECTED = re.compile(rf"127\.0\.0\.1:{INDEX_PORT}|unix:(/var)?/run/nscd/socket|family 0")
 
+#: Addresses that a record lists; one entry more says how many others there were.
 _MAX_TRIED = 100
 
 
@@ -76,28 +78,33 @@ class Egress:
             self._proxy = self._ends.enter_context(proxy)
             proxy.serve(sandbox.listeners[INDEX_PORT])
 
+    def forget_failures(self) -> None:
+        """Begin a command: what went wrong before it does not explain how it ends."""
+        if self._proxy:
+            self._proxy.forget_failures()
+
     @property
     def unreachable(self) -> str:
-        """Why the index behind the proxy could not be reached, empty if it always could."""
+        """Why the index behind the proxy could not be reached since :meth:`forget_failures`, or
+        nothing.
+        """
         return self._proxy.unreachable if self._proxy else ""
 
     @property
     def unusable(self) -> str:
-        """Why the index or its cache cannot serve this build until somebody acts, or nothing."""
+        """Why the index or its cache cannot serve this build until somebody acts, found out since
+        :meth:`forget_failures`, or nothing.
+        """
         return self._proxy.unusable if self._proxy else ""
 
-    def tried(self) -> tuple[str, ...]:
-        """Addresses that programs tried to reach in vain, in order."""
-        addresses = (attempt.address for attempt in self._sandbox.attempts())
-        return tuple(item for item in addresses if not _EXPECTED.fullmatch(item))[:_MAX_TRIED]
-
     def use(self) -> NetworkUse:
-        """What was asked of the network so far."""
+        """What was asked of the network so far; also after :meth:`close`."""
         proxy = self._proxy
         return NetworkUse(
             files=proxy.served if proxy else (),
             refused=proxy.refused if proxy else (),
-            tried=self.tried(),
+            tried=listed(self._sandbox.attempts()),
+            undated=proxy.undated if proxy else 0,
             unwatched=self._sandbox.watched if self._watch else "the build had the host's network",
         )
 
@@ -109,3 +116,18 @@ class Egress:
     def close(self) -> None:
         """Stop answering; harmless when done already."""
         self._ends.close()
+
+
+def listed(attempts: Sequence[Attempt]) -> tuple[str, ...]:
+    """Addresses for a record, in order, without those that each build tries; where there are too
+    many, the last entry says how many more.
+    """
+    tried = [attempt.address for attempt in attempts if not _EXPECTED.fullmatch(attempt.address)]
+    uncounted = OTHERS in tried  # more addresses than the sandbox itself can tell apart
+    addresses = tried[:-1] if uncounted else tried
+    more = max(len(addresses) - _MAX_TRIED, 0)
+    if uncounted:
+        last = [f"and at least {more + 1} more"]
+    else:
+        last = [f"and {more} more"] if more else []
+    return (*addresses[:_MAX_TRIED], *last)

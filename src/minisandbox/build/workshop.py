@@ -168,6 +168,7 @@ class Workshop:
             env=env,
             cwd=cwd,
             timeout=timeout,
+        self._egress.forget_failures()
             stdin=stdin,
             merge_stderr=True,
             max_output=_MAX_LOGGED,
@@ -190,14 +191,20 @@ class Workshop:
         unreachable = self._egress.unreachable
         if not unreachable and self.network == "host" and UNREACHABLE.search(result.text):
             unreachable = f"the package index {index_url()} could not be reached"
-        tried = self._egress.tried()
-        if tried:
-            said = f"it tried to reach {', '.join(tried[:5])}, and builds reach only the index"
-            hint = f"{hint}; {said}" if hint else said
+        use = self._egress.use()
+        hints = [unreachable or hint, self._egress.unusable]
+        if use.tried:
+            first = ", ".join((*use.tried[:5], *(["and others"] if len(use.tried) > 5 else [])))
+            hints.append(f"it tried to reach {first}, and builds reach only the index")
+        if use.undated:
+            hints.append(
+                f"{use.undated} files do not exist at a date, because the index gives no upload "
+                "time for them"
+            )
         return StageFailed(
             failure,
             f"{what} ended with {result.exit_code}: {_decisive(result)}",
-            hint=unreachable or self._egress.unusable or hint,
+            hint="; ".join(filter(None, hints)),
             transient=bool(unreachable),
         )
 

@@ -112,18 +112,22 @@ class InterpreterRecord(Record):
 
 @dataclass(frozen=True)
 class NetworkUse:
-    """What a build asked of the network.
+    """What a build asked of the network, whether it went well or not.
 
     ``files`` are those that the package index served, build requirements included: the lock that a
     rebuild is held to. ``refused`` are requests that it had no answer to. ``tried`` are the
-    addresses of all other connections that programs attempted, all in vain; ``unwatched`` says why
-    this machine could not record them.
+    addresses of all other connections that programs attempted with connect(2) and sendto(2): those
+    to the build's own servers inside, which answer, and all others, which nothing does. The first
+    100; a last entry says how many more. ``undated`` counts the files that do not exist at the
+    build's date because the index gives no upload time for them. ``unwatched`` says why ``tried``
+    is not known.
     """
 
     files: tuple[IndexFile, ...] = ()
     refused: tuple[str, ...] = ()
     tried: tuple[str, ...] = ()
     unwatched: str = ""
+    undated: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

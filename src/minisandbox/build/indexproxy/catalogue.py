@@ -126,8 +126,15 @@ class Catalogue:
         self._mutex = threading.Lock()
         # Two requests for one page at a time read it once.
         self._reading = [threading.Lock() for _ in range(16)]
-        #: How many files of each project have no upload time and so do not exist as of a date.
-        self.undated: dict[str, int] = {}
+        self._undated: dict[str, int] = {}
+
+    @property
+    def undated(self) -> int:
+        """How many files, of the projects asked for so far, have no upload time and so do not exist
+        as of a date.
+        """
+        with self._mutex:
+            return sum(self._undated.values())
 
     def project(self, name: str) -> Project | None:
         """The files of a project by name, ``None`` where there is no such project.
@@ -208,8 +215,8 @@ class Catalogue:
                 files = [file for file in dated if _before(file, self._end)]
             for entry in _entries(files, name, address.join(url)):
                 merged.setdefault(entry.file.filename, entry)
-        if undated:
-            self.undated[name] = undated
+        with self._mutex:
+            self._undated[name] = undated
         return Project(name, merged) if found else None
 
 

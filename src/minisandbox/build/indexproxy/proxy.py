@@ -185,6 +185,11 @@ class IndexProxy:
         with self._mutex:
             return tuple(self._refused)
 
+    def forget_failures(self) -> None:
+        """Empty ``unreachable`` and ``unusable``: what happens from now on has other causes."""
+        with self._mutex:
+            self._unreachable = self._unusable = ""
+
     @property
     def unreachable(self) -> str:
         """Why an index could not be reached at some point, or nothing: trying again may help."""
@@ -200,7 +205,7 @@ class IndexProxy:
     @property
     def undated(self) -> int:
         """Files that do not exist for this build because their index gives no upload time."""
-        return sum(self._catalogue.undated.values())
+        return self._catalogue.undated
 
     def path(self, file: IndexFile) -> Path:
         """The file in the cache, its digest checked; it is fetched where it is not there.
