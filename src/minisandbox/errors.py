@@ -7,8 +7,9 @@ add a fact to stay ``OSError``. Imports nothing of the project.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 #: Exit codes of the command line (``sysexits.h`` where it has one).
 EXIT_OK = 0
@@ -173,3 +174,19 @@ class StageFailed(MiniSandboxError):
         self.hint = hint
         self.transient = transient
         super().__init__(message + (f"; {hint}" if hint else ""))
+
+
+_FACTS = "_minisandbox_facts"
+
+
+def keep_facts(error: BaseException, **facts: object) -> None:
+    """Hang onto any error, on its way to the record of its stage, what was found out before it.
+
+    Names are those of the record's fields. What the innermost place said stays.
+    """
+    error.__dict__[_FACTS] = {**facts, **facts_of(error)}
+
+
+def facts_of(error: BaseException) -> Mapping[str, Any]:
+    """What :func:`keep_facts` hung onto an error; nothing if it was not called."""
+    return error.__dict__.get(_FACTS, {})

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from minisandbox.records import codec
+from minisandbox.records.stages import EnvironmentRecord
+
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(300)]
 
 #: An address of a documentation network: nobody's.
@@ -20,6 +23,7 @@ ELSEWHERE = "192.0.2.7"
 
 SETUP = """\
 import socket
+import urllib.request
 from setuptools import setup
 
 reached = []
@@ -38,6 +42,11 @@ for family, address in (
 try:
     socket.getaddrinfo("index.example.org", 443)
     reached.append("a name server")
+except OSError:
+    pass
+try:
+    urllib.request.urlopen("http://127.0.0.1:3141/elsewhere")
+    reached.append("another page")
 except OSError:
     pass
 if reached or {fail}:
@@ -83,12 +92,30 @@ def test_a_setup_py_reaches_nothing_and_the_record_says_what_it_tried(
         project.build()
     instance = project.instance(project.batch / "instances.json")
     addresses = [f"127.0.0.1:{port}", f"unix:@{name}", f"{ELSEWHERE}:80"]
+    assert [item for item in instance.network.tried if item in addresses] == addresses
+    assert instance.network.unwatched == ""
+    assert "GET /elsewhere 404" in instance.network.refused
+    files = [file.project for file in instance.network.files]
     if fail:
         assert instance.failure is not None
         assert "REACHED: []" in instance.failure.message + instance.failure.log_tail
         assert all(address in instance.failure.hint for address in addresses)
-        return
-    assert instance.failure is None
-    assert instance.network.unwatched == ""
-    assert [item for item in instance.network.tried if item in addresses] == addresses
-    assert [file.project for file in instance.network.files] == ["setuptools", "wheel"]
+        assert "setuptools" in files
+    else:
+        assert instance.failure is None
+        assert files == ["setuptools", "wheel"]
+
+
+def test_the_record_of_an_environment_that_fails_says_what_it_tried(
+    make_project, tmp_path: Path
+) -> None:
+    reach = f"(exec 3<>/dev/tcp/{ELSEWHERE}/80) || exit 1"
+    project = make_project(tmp_path, {}, {"pre_install": [reach]})
+    project.build()
+    record = codec.read(EnvironmentRecord, project.environment / "environment.json")
+    assert record.failure is not None
+    assert record.failure.kind == "environment"
+    assert record.network.tried == (f"{ELSEWHERE}:80",)
+    assert record.network.unwatched == ""
+    instance = project.instance(project.batch / "instances.json")
+    assert instance.network.unwatched == "the stage failed outside of its build"

@@ -8,6 +8,7 @@ and layers still hold is reused, so that interrupted runs and touched files cost
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
 import time
@@ -30,10 +31,11 @@ from minisandbox.errors import (
     MiniSandboxError,
     SandboxDied,
     StageFailed,
+    facts_of,
 )
 from minisandbox.records import codec
 from minisandbox.records.layer import LayerRef
-from minisandbox.records.stages import RECORD_SCHEMA, Failure, Record
+from minisandbox.records.stages import RECORD_SCHEMA, Failure, NetworkUse, Record
 from minisandbox.store import Store, StoreUnusable
 
 R = TypeVar("R", bound=Record)
@@ -152,6 +154,7 @@ def make(
             started="",
             seconds=0,
             log="",
+            **_found_out(cls, error),
         )
         outcome = {"status": "failed", "failure": failure_of(error, log)}
     return replace(
@@ -165,6 +168,16 @@ def make(
         log=str(log),
         **outcome,
     )
+
+
+def _found_out(cls: type[Record], error: BaseException) -> Mapping[str, Any]:
+    """What a failed record says besides its failure: the facts that the error brought along."""
+    names = {item.name for item in dataclasses.fields(cls)}
+    facts = {name: value for name, value in facts_of(error).items() if name in names}
+    if "network" in names and "network" not in facts:
+        # An empty record of the network would say that the build was watched and tried nothing.
+        facts["network"] = NetworkUse(unwatched="the stage failed outside of its build")
+    return facts
 
 
 def is_transient(error: BaseException) -> bool:

@@ -22,7 +22,7 @@ from minisandbox.build.egress import (
     build_profile,
 )
 from minisandbox.build.upstream import index_settings, index_url
-from minisandbox.errors import StageFailed, UnpackableTree
+from minisandbox.errors import StageFailed, UnpackableTree, keep_facts
 from minisandbox.records.layer import LayerKind, LayerRef
 from minisandbox.records.lock import IndexFile
 from minisandbox.records.plan import Network
@@ -64,7 +64,9 @@ _MAX_LOGGED = 8 * 2**20
 class Workshop:
     """A build sandbox as a context manager. ``seconds`` adds up time by purpose.
 
-    ``index`` says what the package index holds, where ``network`` is ``index``.
+    ``index`` says what the package index holds, where ``network`` is ``index``; only builds that run
+    foreign code have one. Whatever they fail with brings along what they asked of the network, for
+    the field ``network`` of the record.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Workshop:
         self.store = store
         self.log = log
         self.network: Network = network
+        self._foreign = index is not None
         self.seconds: dict[str, float] = {}
         settings = index_settings() if network == "host" else None
         self.profile = replace(
@@ -133,6 +136,8 @@ class Workshop:
     ) -> None:
         self._egress.close()
         self.sandbox.close()
+        if error is not None and self._foreign:
+            keep_facts(error, network=self.network_use())
 
     def network_use(self) -> NetworkUse:
         """What was asked of the network so far."""
@@ -163,12 +168,12 @@ class Workshop:
 
         """
         start = time.monotonic()
+        self._egress.forget_failures()
         result = self.sandbox.run(
             command,
             env=env,
             cwd=cwd,
             timeout=timeout,
-        self._egress.forget_failures()
             stdin=stdin,
             merge_stderr=True,
             max_output=_MAX_LOGGED,

@@ -1,0 +1,209 @@
+"""What is said of a command of a build that fails, and what its record says nevertheless."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from minisandbox.build import stage
+from minisandbox.build.egress import INDEX_URL, IndexAccess
+from minisandbox.build.indexproxy.fetching import Fetcher
+from minisandbox.build.workshop import Workshop
+from minisandbox.errors import StageFailed
+from minisandbox.records.stages import InstanceRecord
+from minisandbox.store import Store
+
+JSON = "application/vnd.pypi.simple.v1+json"
+#: Ask the index for a page, whatever comes of it.
+GET = (
+    "python3 -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1])' "
+    f"{INDEX_URL}{{name}}/ 2>&1 || true"
+)
+#: An address of a documentation network: nobody's.
+CONNECT = (
+    "python3 -c 'import socket; socket.create_connection((\"192.0.2.7\", 80))' 2>/dev/null || true"
+)
+
+
+@dataclass
+class Upstream:
+    """A package index: a status for each path, 404 for others."""
+
+    statuses: dict[str, int] = field(default_factory=dict)
+
+
+@pytest.fixture
+def upstream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstream]:
+    state = Upstream()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            old = {"filename": "foo-1.tar.gz", "url": "x", "hashes": {}}
+            dated = {**old, "filename": "foo-2.tar.gz", "upload-time": "2020-01-01T00:00:00Z"}
+            page = {"meta": {"api-version": "1.0"}, "name": "foo", "files": [old, dated]}
+            body = json.dumps(page).encode()
+            self.send_response(state.statuses.get(self.path, 404))
+            self.send_header("Content-Type", JSON)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            """Quiet."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as listener:
+        thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        url = f"http://127.0.0.1:{listener.server_port}/simple"
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        monkeypatch.setattr("minisandbox.build.indexproxy.proxy.index_urls", lambda: [url])
+        monkeypatch.setattr(Fetcher, "_pause", lambda self, seconds: None)
+        yield state
+        listener.shutdown()
+        thread.join()
+
+
+@dataclass
+class Build:
+    """Commands of one instance, run as its stage runs them."""
+
+    folder: Path
+    date: str = ""
+
+    def record(self, *commands: str, timeout: float | None = None) -> InstanceRecord:
+        log = self.folder / "build.log"
+
+        def work() -> InstanceRecord:
+            with Workshop(
+                [],
+                store=Store(self.folder / "store"),
+                network="index",
+                log=log,
+                name="build",
+                index=IndexAccess(self.folder / "index", self.date),
+            ) as shop:
+                for command in commands:
+                    shop.run(
+                        command,
+                        failure="install",
+                        what="the install command",
+                        timeout=timeout,
+                        hint="see the recipe",
+                    )
+                return stage.new(InstanceRecord, network=shop.network_use())
+
+        return stage.make(
+            InstanceRecord,
+            stage="instances",
+            key="k",
+            inputs="i",
+            log=log,
+            work=work,
+            attempt=stage.Attempt(stage.ATTEMPTS),
+        )
+
+    def hint(self, *commands: str) -> str:
+        failure = self.record(*commands).failure
+        assert failure is not None
+        assert failure.kind == "install"
+        return failure.hint
+
+
+@pytest.fixture
+def build(upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+    monkeypatch.setenv("MINISANDBOX_NODE_STORE", str(tmp_path / "node"))
+    return Build(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"), [("exit 1", "install"), ("sleep 60", "timeout")], ids=["fails", "hangs"]
+)
+def test_the_record_of_a_failed_build_says_what_it_tried(
+    build: Build, command: str, kind: str
+) -> None:
+    record = build.record(CONNECT, GET.format(name="absent"), command, timeout=5)
+    assert record.failure is not None
+    assert record.failure.kind == kind
+    assert "192.0.2.7:80" in record.network.tried
+    assert record.network.refused == ("GET /simple/absent/ 404",)
+    assert record.network.unwatched == ""
+
+
+def test_the_record_of_a_bug_says_what_the_build_tried(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Workshop) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("minisandbox.build.workshop._decisive", broken)
+    record = build.record(CONNECT, "exit 1")
+    assert record.failure is not None
+    assert record.failure.kind == "internal"
+    assert "192.0.2.7:80" in record.network.tried
+
+
+def test_a_server_of_the_builds_own_is_listed_like_all_others(build: Build) -> None:
+    own = (
+        "import socket; server = socket.create_server(('127.0.0.1', 4321)); "
+        "socket.create_connection(server.getsockname())"
+    )
+    record = build.record(f'python3 -c "{own}"')
+    assert record.status == "ok"
+    assert "127.0.0.1:4321" in record.network.tried
+
+
+def test_an_outage_makes_the_command_transient_that_it_befell(
+    build: Build, upstream: Upstream
+) -> None:
+    upstream.statuses["/simple/foo/"] = 503
+    reached = "cannot be reached: it answers HTTP 503"
+    assert reached in build.hint(f"{GET.format(name='foo')}; exit 1")
+    assert build.hint(GET.format(name="foo"), "exit 1") == "see the recipe"
+
+
+def test_an_outage_that_was_survived_does_not_make_a_build_transient(
+    build: Build, upstream: Upstream
+) -> None:
+    upstream.statuses["/simple/foo/"] = 503
+    shop = Workshop(
+        [],
+        store=Store(build.folder / "store"),
+        network="index",
+        log=build.folder / "log",
+        name="build",
+        index=IndexAccess(build.folder / "index"),
+    )
+    with shop:
+        with pytest.raises(StageFailed) as during:
+            shop.run(f"{GET.format(name='foo')}; exit 1", failure="install", what="it")
+        with pytest.raises(StageFailed) as later:
+            shop.run("exit 1", failure="install", what="it")
+    assert (during.value.transient, later.value.transient) == (True, False)
+
+
+def test_a_page_that_cannot_be_used_is_said_beside_the_recipe(
+    build: Build, upstream: Upstream
+) -> None:
+    upstream.statuses["/simple/odd/"] = 418
+    hint = build.hint(f"{GET.format(name='odd')}; exit 1")
+    assert hint.startswith("see the recipe; ")
+    assert hint.endswith("/simple/odd/ answers HTTP 418")
+    assert build.hint(GET.format(name="odd"), "exit 1") == "see the recipe"
+
+
+@pytest.mark.parametrize("date", ["", "2024-01-01"])
+def test_files_that_no_date_is_known_of_are_counted_and_said(
+    build: Build, upstream: Upstream, date: str
+) -> None:
+    upstream.statuses["/simple/foo/"] = 200
+    build.date = date
+    record = build.record(GET.format(name="foo"), "exit 1")
+    assert record.failure is not None
+    assert record.network.undated == (1 if date else 0)
+    assert ("no upload time" in record.failure.hint) == bool(date)
