@@ -14,10 +14,11 @@ import argparse
 import json
 import statistics
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-from minisandbox import Cache, open_cache
 from minisandbox.records.manifest import ManifestRow
+from minisandbox.runtime import Cache, open_cache
 
 #: Every commit and tag object of the repository, reachable or not, with its newest date.
 _NEWEST = (
@@ -86,8 +87,8 @@ def _yes(claim: bool) -> str:
     return "yes" if claim else "NO"
 
 
-def _table(titles: list[str], rows: object) -> str:
-    lines = [titles, ["---"] * len(titles), *rows]  # type: ignore[misc]
+def _table(titles: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

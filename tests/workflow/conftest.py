@@ -23,8 +23,6 @@ from minisandbox.records.stages import InstanceRecord, InstancesRecord
 
 CLONE = Path(__file__).parent.parent.parent
 
-MINISANDBOX = str(Path(sys.executable).with_name("minisandbox"))
-
 PROJECT = {
     "project.py": '"""A project."""\n__version__ = "1"\n\n\ndef answer():\n    return 41\n',
     "tests/__init__.py": "",
@@ -184,11 +182,16 @@ class Project:
             f"datasets: [rows.yaml]\nrecipes: recipes\ngit_url: {folder}/git/{{repo}}.git\n"
         )
 
-    def build(self) -> None:
-        """Everything, by Snakemake; what cannot be built is in the records."""
+    def build(self, results: str = "results", *, from_lock: str = "") -> None:
+        """Everything, by Snakemake, into ``results``, which is then the folder that is looked into;
+        what cannot be built is in the records.
+        """
+        self.results = self.folder / results
         argv = [sys.executable, "-m", "snakemake", "--snakefile", str(CLONE / "Snakefile")]
+        argv += ["--profile", str(CLONE / "profiles/default"), "--cores", "2"]
+        lock = [f"from_lock={from_lock}"] if from_lock else []
         done = subprocess.run(
-            [*argv, "--profile", str(CLONE / "profiles/default"), "--cores", "2"],
+            [*argv, "--config", f"results={results}", *lock],
             cwd=self.folder,
             capture_output=True,
             text=True,
@@ -196,23 +199,12 @@ class Project:
         )
         assert done.returncode == 0, done.stderr[-3000:]
 
-    def run_stage(self, name: str, plan: Path, record: Path, *words: str) -> None:
-        """One stage by hand, as the last attempt; ``record`` lies as deep as in the results."""
-        given = {
-            "environment": [
-                "--interpreter",
-                next(self.results.glob("interpreters/*/interpreter.json")),
-            ],
-            "instances": ["--environment", record.parents[2] / "environment.json"],
-        }[name]
-        clone = self.results / "sources/local__project/clone.json"
-        argv = [MINISANDBOX, "build", name, "--plan", plan, *given, f"--clone={clone}"]
-        subprocess.run(
-            [*argv, "--record", record, "--attempt", "3", *words],
-            cwd=self.folder,
-            check=True,
-            capture_output=True,
-        )
+    def change_recipe(self, **changes: Any) -> None:
+        """Set keys of the recipe; ``None`` takes one out."""
+        path = self.folder / "recipes/project.yaml"
+        recipe = {**yaml.safe_load(path.read_text()), **changes}
+        kept = {key: value for key, value in recipe.items() if value is not None}
+        path.write_text(yaml.safe_dump(kept))
 
     @property
     def environment(self) -> Path:

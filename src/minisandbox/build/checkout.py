@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from minisandbox import keys
 from minisandbox.build import gitindex
 from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import StageFailed
@@ -135,6 +136,15 @@ def commit_install(shop: Workshop, *, date: int) -> Head:
 def _normalise_index(shop: Workshop) -> None:
     path = f"/{INDEX}"
     shop.sandbox.write_file(path, gitindex.normalise(shop.sandbox.read_file(path)))
+
+
+def scripts_digest() -> str:
+    """Digest of the scripts that make a checkout: a record made by others is made anew."""
+    folder = resources.files("minisandbox.build") / "scripts"
+    files = sorted(
+        (item for item in folder.iterdir() if item.is_file()), key=lambda item: item.name
+    )
+    return keys.digest_of([[item.name, item.read_text(encoding="utf-8")] for item in files])
 
 
 def _script(name: str) -> bytes:

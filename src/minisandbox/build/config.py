@@ -38,6 +38,7 @@ class Config:
     history: str = "none"
     batch_size: int = 20
     from_lock: str = ""
+    index_cache: str = ""
 
     @property
     def store_path(self) -> str:
@@ -50,9 +51,11 @@ class Config:
         return f"{self.results}/tools"
 
     @property
-    def index_cache(self) -> str:
-        """Where files of the package index are kept."""
-        return f"{self.results}/downloads/index"
+    def index_cache_path(self) -> str:
+        """Where files of the package index are kept: ``index_cache``, or with the results that they
+        are for; a rebuild from a lock uses what the build before it kept.
+        """
+        return self.index_cache or f"{self.from_lock or self.results}/downloads/index"
 
 
 @dataclass(frozen=True)
@@ -115,20 +118,38 @@ def parse_config(values: Mapping[str, Any], *, where: str) -> Config:
             raise InvalidInput(
                 f"{where}: key {key!r}", f"is {getattr(config, key)}", "expected 1 or more"
             )
-    if config.from_lock and not Path(config.from_lock, "environments").is_dir():
+    if config.from_lock:
+        _check_lock(config, where)
+    check_git_url(config.git_url, where=f"{where}: key 'git_url'")
+    return config
+
+
+def _check_lock(config: Config, where: str) -> None:
+    place = f"{where}: key 'from_lock'"
+    if not Path(config.from_lock, "environments").is_dir():
         raise InvalidInput(
-            f"{where}: key 'from_lock'",
+            place,
             f"{config.from_lock} holds no environments",
             "name the results folder of an earlier build",
         )
-    check_git_url(config.git_url, where=f"{where}: key 'git_url'")
-    return config
+    if Path(config.from_lock).resolve() == Path(config.results).resolve():
+        raise InvalidInput(
+            place,
+            f"{config.from_lock} is where this build goes",
+            "name another folder in 'results'",
+        )
+    if config.network != "index":
+        raise InvalidInput(
+            place, f"needs network 'index', not {config.network!r}", "a lock is a list of its files"
+        )
 
 
 def check_date(text: str, *, where: str, other: str = "") -> None:
     """A date is YYYY-MM-DD; ``other`` says what else it may be."""
     try:
-        datetime.date.fromisoformat(text)
+        # It is compared as text later, and fromisoformat() also takes 20240101.
+        if datetime.date.fromisoformat(text).isoformat() != text:
+            raise ValueError(text)
     except ValueError:
         raise InvalidInput(where, f"is {text!r}", f"expected YYYY-MM-DD{other}") from None
 

@@ -25,8 +25,8 @@ from minisandbox.build.virtualenv_tool import supports, virtualenv_folder
 from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import StageFailed
 from minisandbox.records import codec
-from minisandbox.records.plan import EnvironmentPlan
 from minisandbox.records.lock import IndexFile
+from minisandbox.records.plan import EnvironmentPlan
 from minisandbox.records.stages import CloneRecord, EnvironmentRecord, InterpreterRecord
 from minisandbox.runtime.instance import CONDA, LOCALES, VENV, WHEELHOUSE
 from minisandbox.sandbox import Bind
@@ -35,6 +35,9 @@ from minisandbox.store import Store
 
 #: Date of files where a recipe gives none (2020-01-01): which day it was built must not matter.
 DEFAULT_DATE = "2020-01-01"
+
+#: Version of how environments are made; a change of what comes out makes every record anew.
+_METHOD = 1
 
 #: The oldest interpreter that today's uv can still install for.
 UV_SUPPORTS = Version("3.8")
@@ -47,6 +50,7 @@ _SHIM = (
     ("bashrc", f"{CONDA}/etc/minisandbox.bashrc", 0o644),
     ("pip.conf", f"{VENV}/pip.conf", 0o644),
 )
+_LOCALES = "locales.sh"
 
 
 def run(
@@ -66,14 +70,17 @@ def run(
     clones = [codec.read(CloneRecord, path) for path in clone_paths]
     store = Store(Path(plan.store))
     log = record_path.with_suffix(".log")
-    if lock_path is None and plan.lock:
-        lock_path = Path(plan.lock)
+    lock, no_lock = _lock_of(plan, lock_path)
     inputs = keys.digest_of(
         {
+            "method": _METHOD,
             "key": plan.key,
             "interpreter": interpreter.layer.digest if interpreter.layer else None,
             "shim": _shim_digest(),
-            "lock": locks.lock_digest(lock_path),
+            "lock": lock.digest if lock else str(no_lock or ""),
+            "clones": [
+                [clone.failure.kind, clone.failure.message] for clone in clones if clone.failure
+            ],
         }
     )
 
@@ -84,12 +91,15 @@ def run(
                 "interpreter", interpreter.failure.message, hint=interpreter.failure.hint
             )
         _check_base(plan)
-        lock = locks.read_environment_lock(lock_path) if lock_path else None
+        if no_lock is not None:
+            raise no_lock
+        if lock is not None:
+            lock.check_python(interpreter.python)
         listed = requirements_of(plan, clones)
         with _workshop(plan, interpreter, store, log, lock.files if lock else None) as shop:
             record = _build(shop, plan, interpreter, (*listed.packages, *plan.packages))
         if lock is not None:
-            lock.check(record.lock)
+            lock.check(record.packages)
         return replace(record, dropped=(*plan.dropped, *listed.dropped))
 
     return stage.run_stage(
@@ -103,6 +113,18 @@ def run(
         attempt=attempt,
         store=store,
     )
+
+
+def _lock_of(
+    plan: EnvironmentPlan, path: Path | None
+) -> tuple[locks.Lock | None, StageFailed | None]:
+    """The lock to build from, or why it cannot be had, which is for the record to say."""
+    if path is None and not plan.lock:
+        return None, None
+    try:
+        return locks.environment_lock(path or Path(plan.lock), plan), None
+    except StageFailed as error:
+        return None, error
 
 
 def _check_base(plan: EnvironmentPlan) -> None:
@@ -120,7 +142,7 @@ def _check_base(plan: EnvironmentPlan) -> None:
 
 
 def _shim_digest() -> str:
-    return keys.digest_of([_shim_text(name) for name, _, _ in _SHIM])
+    return keys.digest_of([_shim_text(name) for name in (*(item[0] for item in _SHIM), _LOCALES)])
 
 
 def _shim_text(name: str) -> str:
@@ -151,7 +173,7 @@ def _build(
         _install(shop, plan, python, [item for item in packages if _BUILDERS.match(item)])
     _install(shop, plan, python, packages)
     _install(shop, plan, python, plan.pip_packages)
-    resolved = _lock(shop)
+    resolved = _list_packages(shop)
     _check_paths(shop)
     use = shop.network_use()
     layer = shop.pack("environment", date=unix_date(plan.date or DEFAULT_DATE))
@@ -161,7 +183,9 @@ def _build(
         prefix=interpreter.prefix,
         base=plan.base,
         profile=shop.profile.digest(),
-        lock=resolved,
+        packages=resolved,
+        lock_key=plan.lock_key,
+        reach=plan.network,
         network=use,
         layers=(interpreter.layer, layer),
         stage_seconds=shop.seconds,
@@ -245,7 +269,7 @@ def _furnish(shop: Workshop, interpreter: InterpreterRecord) -> None:
     )
     shop.run(
         ["/bin/sh", "-eus", "--", LOCALES, WHEELHOUSE],
-        stdin=_shim_text("locales.sh").encode(),
+        stdin=_shim_text(_LOCALES).encode(),
         failure="environment",
         what="making the locales",
         purpose="venv",
@@ -314,12 +338,12 @@ def _pip_date(shop: Workshop, date: str) -> list[str]:
     return ["--uploaded-prior-to", f"{date}T00:00:00Z"]
 
 
-def _lock(shop: Workshop) -> tuple[str, ...]:
+def _list_packages(shop: Workshop) -> tuple[str, ...]:
     listing = shop.run(
         [f"{VENV}/bin/python", "-m", "pip", "list", "--format=freeze"],
         failure="environment",
         what="listing the packages",
-        purpose="lock",
+        purpose="list",
         timeout=120,
     )
     lines = [line.strip() for line in listing.text.splitlines()]

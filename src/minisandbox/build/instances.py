@@ -12,7 +12,13 @@ from pathlib import Path
 
 from minisandbox import keys
 from minisandbox.build import batches, locks, stage
-from minisandbox.build.checkout import INDEX, commit_install, lent_history, make_checkout
+from minisandbox.build.checkout import (
+    INDEX,
+    commit_install,
+    lent_history,
+    make_checkout,
+    scripts_digest,
+)
 from minisandbox.build.egress import IndexAccess
 from minisandbox.build.rows import complete, release_row
 from minisandbox.build.scm_versions import pretended_versions
@@ -125,7 +131,9 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
             "history": batch.plan.history,
             "network": batch.plan.network,
             "date": recipe.date,
-            "lock": locks.lock_digest(batch.lock),
+            "lock": _lock_text(batch, instance),
+            "smoke": [recipe.parser, recipe.grader],
+            "scripts": scripts_digest(),
         }
     )
 
@@ -174,11 +182,12 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
                     timeout=batch.plan.timeout,
                     hint="see 'install' in the recipe",
                 )
-        use = shop.network_use()
-        env = pretended_versions(shop, served=use.files, installed=environment.lock)
-        wheels = [(file, shop.index_file(file)) for file in use.files]
+        served = shop.network_use().files
+        wheels = [(file, shop.index_file(file)) for file in served]
+        env = pretended_versions(shop, served=served, installed=environment.packages)
         _smoke(shop, batch)
         head = commit_install(shop, date=checkout.date)
+        use = shop.network_use()
         layer = shop.pack("instance", date=checkout.date, newer=frozenset({INDEX}))
         seconds |= shop.seconds
     wheelhouse = pack_wheelhouse(wheels, store=batch.store, log=log, name=instance.instance_id)
@@ -190,6 +199,7 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         layers=(*below, *([wheelhouse] if wheelhouse else []), layer),
         env=env,
         network=use,
+        reach=batch.plan.network,
         release=row,
         stage_seconds=seconds,
         tools=stage.versions(["swe-minisandbox"]),
@@ -200,11 +210,18 @@ def _index(batch: _Batch, instance: InstancePlan) -> IndexAccess:
     """What the index holds for one instance; raises ``StageFailed`` where a lock lacks it."""
     files = None
     if batch.lock is not None:
-        lock = locks.read_instance_locks(batch.lock).get(instance.instance_id)
-        if lock is None:
-            raise StageFailed("lock", f"{batch.lock} has no finished {instance.instance_id}")
-        files = lock.files
+        files = locks.instance_lock(batch.lock, batch.plan, instance.instance_id).files
     return IndexAccess(Path(batch.plan.index_cache), batch.plan.recipe.date, files)
+
+
+def _lock_text(batch: _Batch, instance: InstancePlan) -> str:
+    """What identifies the lock of an instance; a sentence where there should be one and is not."""
+    if batch.lock is None:
+        return ""
+    try:
+        return locks.instance_lock(batch.lock, batch.plan, instance.instance_id).digest
+    except StageFailed as error:
+        return str(error)
 
 
 def _smoke(shop: Workshop, batch: _Batch) -> None:

@@ -1,11 +1,13 @@
 """Rebuilding from a lock: the index files that an earlier build was served, and no others.
 
-The lock is the earlier record itself. A resolver that sees only the files it chose from last time
-chooses the same, whatever was uploaded or yanked since, so no date is needed.
+The lock is the earlier records themselves. A resolver that sees only the files it chose from last
+time chooses the same, whatever was uploaded or yanked since, so no date is needed. They are found
+by what was asked for, not by name: the day, the machine and the cut into batches may differ.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -14,66 +16,124 @@ from minisandbox import keys
 from minisandbox.errors import InvalidInput, StageFailed
 from minisandbox.records import codec
 from minisandbox.records.lock import IndexFile
-from minisandbox.records.stages import EnvironmentRecord, InstancesRecord, Record
+from minisandbox.records.plan import BatchPlan, EnvironmentPlan
+from minisandbox.records.stages import (
+    RECORD_SCHEMA,
+    EnvironmentRecord,
+    InstanceRecord,
+    InstancesRecord,
+    Record,
+)
 
 R = TypeVar("R", bound=Record)
+
+_HINT = "give the results folder of a build that went well with network 'index'"
 
 
 @dataclass(frozen=True)
 class Lock:
-    """The files of an earlier build, and what it had ``name==version`` of in the end."""
+    """The files of an earlier build; of an environment also its Python, and what it had
+    ``name==version`` of in the end.
+    """
 
     path: Path
     files: tuple[IndexFile, ...]
     resolved: tuple[str, ...] = ()
+    python: str = ""
+
+    @property
+    def digest(self) -> str:
+        """What identifies the lock among the inputs of a build."""
+        files = [[file.filename, file.sha256] for file in self.files]
+        return keys.digest_of([files, list(self.resolved)])
+
+    def check_python(self, python: str) -> None:
+        """Raises ``StageFailed`` if a rebuild has a Python that other files are for."""
+        if _minor(python) != _minor(self.python):
+            raise StageFailed(
+                "lock",
+                f"{self.path} was built with Python {self.python}, and here is {python}",
+                hint="name a Python of that version in the recipe",
+            )
 
     def check(self, resolved: tuple[str, ...]) -> None:
         """Raises ``StageFailed`` if a rebuild has other packages than the locked build."""
         differing = sorted(set(self.resolved) ^ set(resolved))
         if differing:
             raise StageFailed(
-                "environment",
+                "lock",
                 f"rebuilding from {self.path} gave other packages: {', '.join(differing[:10])}",
                 hint="was the recipe changed since?",
             )
 
 
-def lock_digest(path: Path | None) -> str | None:
-    """What identifies a lock among the inputs of a build; ``None`` without one."""
-    if path is None:
-        return None
+def environment_lock(place: Path, plan: EnvironmentPlan) -> Lock:
+    """The lock of an environment, in a results folder or a record; raises ``StageFailed``."""
+    if plan.network != "index":
+        raise StageFailed("lock", f"a lock needs network 'index', not {plan.network!r}")
+    if place.is_dir():
+        own = place / "environments" / plan.slug / "environment.json"
+        others = sorted(place.glob("environments/*/environment.json"))
+        found = [path for path in (own, *others) if _asks(path, plan.lock_key)]
+        if not found:
+            raise StageFailed(
+                "lock", f"{place} has no environment that was asked for as {plan.slug}", hint=_HINT
+            )
+        place = found[0]
+    record = _read(EnvironmentRecord, place)
+    _check_usable(record, record.reach, place)
+    return Lock(place, record.network.files, record.packages, record.python)
+
+
+def instance_lock(place: Path, plan: BatchPlan, instance_id: str) -> Lock:
+    """The lock of an instance, in a results folder or a batch's record; raises ``StageFailed``."""
+    if plan.network != "index":
+        raise StageFailed("lock", f"a lock needs network 'index', not {plan.network!r}")
+    for path in _batches(place, plan) if place.is_dir() else [place]:
+        for record in _read(InstancesRecord, path).instances:
+            if record.key == instance_id:
+                _check_usable(record, record.reach, path)
+                return Lock(path, record.network.files)
+    raise StageFailed("lock", f"{place} has no {instance_id}", hint=_HINT)
+
+
+def _batches(folder: Path, plan: BatchPlan) -> Iterator[Path]:
+    """Records of batches, the one of the same name first: mostly it is the right one."""
+    own = folder / "environments" / plan.environment / "batches" / plan.slug / "instances.json"
+    if own.is_file():
+        yield own
+    yield from (
+        path
+        for path in sorted(folder.glob("environments/*/batches/*/instances.json"))
+        if path != own
+    )
+
+
+def _asks(path: Path, lock_key: str) -> bool:
     try:
-        return keys.digest_of(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return f"unreadable: {path}"
+        record = codec.read(EnvironmentRecord, path)
+    except (FileNotFoundError, InvalidInput):
+        return False
+    return record.lock_key == lock_key
 
 
-def read_environment_lock(path: Path) -> Lock:
-    """The lock of an environment; raises ``StageFailed`` if the record cannot serve as one."""
-    record = _read(EnvironmentRecord, path)
-    return Lock(path, record.network.files, record.lock)
-
-
-def read_instance_locks(path: Path) -> dict[str, Lock]:
-    """The locks of a batch by instance id, those of failed instances left out; raises
-    ``StageFailed``.
-    """
-    record = _read(InstancesRecord, path)
-    return {
-        instance.key: Lock(path, instance.network.files)
-        for instance in record.instances
-        if instance.status == "ok"
-    }
+def _check_usable(record: EnvironmentRecord | InstanceRecord, reach: str, path: Path) -> None:
+    if record.status != "ok":
+        raise StageFailed("lock", f"in {path} the build of {record.key} failed", hint=_HINT)
+    if record.schema != RECORD_SCHEMA or reach != "index":
+        raise StageFailed(
+            "lock", f"{path} does not say which files {record.key} was served", hint=_HINT
+        )
 
 
 def _read(cls: type[R], path: Path) -> R:
-    hint = "give the results folder of a build that was made with network 'index'"
     try:
-        record = codec.read(cls, path)
+        return codec.read(cls, path)
     except FileNotFoundError:
-        raise StageFailed("lock", f"there is no lock {path}", hint=hint) from None
+        raise StageFailed("lock", f"there is no lock {path}", hint=_HINT) from None
     except InvalidInput as error:
-        raise StageFailed("lock", f"{path} is no lock: {error}", hint=hint) from None
-    if record.status != "ok":
-        raise StageFailed("lock", f"{path} tells of a build that failed", hint=hint)
-    return record
+        raise StageFailed("lock", f"{path} is no lock: {error}", hint=_HINT) from None
+
+
+def _minor(python: str) -> list[str]:
+    return python.split(".")[:2]

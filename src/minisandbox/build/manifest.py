@@ -178,7 +178,7 @@ def _row(
         profile=environment.record.profile,
         python=environment.record.python,
         python_prefix=environment.record.prefix,
-        packages=environment.record.lock,
+        packages=environment.record.packages,
         install_command=recipe.install,
         test_command=recipe.test,
         rebuild_command=recipe.rebuild,

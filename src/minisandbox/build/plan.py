@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,8 +21,13 @@ from minisandbox import atomic, keys
 from minisandbox.build.config import Config, DatasetConfig, parse_config
 from minisandbox.build.dataset import dataset_file, read_dataset_config, read_instances
 from minisandbox.build.recipes import find_recipe, read_recipes, recipe_files
-from minisandbox.build.specifications import export_files, specified_recipes
+from minisandbox.build.specifications import (
+    environment_commit,
+    export_files,
+    specified_recipes,
+)
 from minisandbox.errors import InvalidInput
+from minisandbox.evaluate.official.pins import PINS
 from minisandbox.records import codec
 from minisandbox.records.plan import (
     PLAN_SCHEMA,
@@ -91,7 +97,25 @@ def _digest(config: Config, base: Mapping[str, Any]) -> str:
     for path in recipe_files(Path(config.recipes)):
         files[str(path)] = _file_digest(path)
     return keys.digest_of(
-        {"schema": PLAN_SCHEMA, "config": codec.encode(config), "base": dict(base), "files": files}
+        {
+            "schema": PLAN_SCHEMA,
+            "code": _code_digest(),
+            "config": codec.encode(config),
+            "base": dict(base),
+            "files": files,
+        }
+    )
+
+
+def _code_digest() -> str:
+    """What of this package decides recipes that nobody wrote: pins and tables change with it."""
+    package = resources.files("minisandbox.build")
+    parts = [package / "specifications.py", *sorted((package / "conda").iterdir(), key=str)]
+    return keys.digest_of(
+        {
+            "pins": {name: pin.digest for name, pin in PINS.items()},
+            "conversion": [part.read_text(encoding="utf-8") for part in parts if part.is_file()],
+        }
     )
 
 
@@ -135,7 +159,7 @@ def make_plan(
     selected = [item for item, _ in planned if _selected(item.instance_id, config.instances)]
     shards: dict[str, Any] = {}
     # Before the selection: which versions a release repository has decides its commits.
-    repos = _plan_repositories((instance for instance, _ in planned), urls, config, where)
+    repos = _plan_repositories(planned, urls, config, where)
     used = {keys.slug(instance.repo) for instance in selected}
     shards.update({f"repos/{slug}.json": repo for slug, repo in repos.items() if slug in used})
     every_recipe = [*recipes.values(), *(recipe for _, recipe in planned)]
@@ -224,12 +248,15 @@ def _without_recipe(
 
 
 def _plan_repositories(
-    instances: Iterable[InstancePlan], urls: Mapping[str, str], config: Config, where: str
+    planned: Iterable[tuple[InstancePlan, Recipe]],
+    urls: Mapping[str, str],
+    config: Config,
+    where: str,
 ) -> dict[str, RepositoryPlan]:
     repos: dict[str, RepositoryPlan] = {}
     versions: dict[str, list[str]] = defaultdict(list)
     commits: dict[str, set[str]] = defaultdict(set)
-    for instance in instances:
+    for instance, recipe in planned:
         slug = keys.slug(instance.repo)
         mirror = f"{config.results}/mirrors/{slug}.git"
         if instance.release is not None:
@@ -245,6 +272,8 @@ def _plan_repositories(
         else:
             url = urls[instance.dataset].format(repo=instance.repo, slug=slug)
             commits[slug].add(instance.base_commit)
+            if recipe.grader != "log":  # reads files at that commit
+                commits[slug].add(environment_commit(instance))
             repo = RepositoryPlan(slug, instance.repo, mirror, "git", url=url)
         other = repos.setdefault(slug, repo)
         if other != repo:
@@ -296,10 +325,8 @@ def environment_plan(recipe: Recipe, base: Mapping[str, Any], config: Config) ->
     called.
     """
     listed = recipe.requirement_file
-    content: dict[str, Any] = {
-        "schema": PLAN_SCHEMA,
+    asked: dict[str, Any] = {
         "python": recipe.python,
-        "date": recipe.date,
         "installer": recipe.installer,
         "packages": list(recipe.packages),
         "complete": recipe.complete,
@@ -307,6 +334,11 @@ def environment_plan(recipe: Recipe, base: Mapping[str, Any], config: Config) ->
         "pip_packages": list(recipe.pip_packages),
         "pre_install": list(recipe.pre_install),
         "env": dict(recipe.env) if recipe.pre_install else {},
+    }
+    content: dict[str, Any] = {
+        **asked,
+        "schema": PLAN_SCHEMA,
+        "date": recipe.date,
         "base": dict(base),
         "network": config.network,
     }
@@ -315,6 +347,7 @@ def environment_plan(recipe: Recipe, base: Mapping[str, Any], config: Config) ->
     return EnvironmentPlan(
         slug=slug,
         key=key,
+        lock_key=keys.digest_of(asked),
         python=recipe.python,
         date=recipe.date,
         installer=recipe.installer,
@@ -330,7 +363,8 @@ def environment_plan(recipe: Recipe, base: Mapping[str, Any], config: Config) ->
         timeout=config.timeout,
         store=config.store_path,
         tools=config.tools_path,
-        index_cache=config.index_cache,
+        index_cache=config.index_cache_path,
+        lock=config.from_lock,
     )
 
 
@@ -362,6 +396,14 @@ def _plan_environments(
     batches: dict[str, dict[str, BatchEntry]] = defaultdict(dict)
     for name, members in groups.items():
         recipe = members[0][1]
+        for instance, other in members:
+            if other != recipe:
+                raise InvalidInput(
+                    f"{instance.dataset}: {instance.instance_id}",
+                    f"its recipe {name} differs from that of {members[0][0].instance_id} "
+                    f"({members[0][0].dataset})",
+                    "give both datasets the same date and specifications, or build them apart",
+                )
         environment = environment_plan(recipe, base, config)
         environment = replace(environment, slug=names[environment.key])
         for chunk in range(0, len(members), config.batch_size):
@@ -373,10 +415,7 @@ def _plan_environments(
             if not instances:
                 continue
             batch = f"{keys.slug(name)}-{chunk // config.batch_size:04d}"
-            folder = f"{config.from_lock}/environments/{environment.slug}"
-            shards[f"environments/{environment.slug}.json"] = replace(
-                environment, lock=f"{folder}/environment.json" if config.from_lock else ""
-            )
+            shards[f"environments/{environment.slug}.json"] = environment
             shards[f"batches/{environment.slug}/{batch}.json"] = BatchPlan(
                 slug=batch,
                 environment=environment.slug,
@@ -387,8 +426,8 @@ def _plan_environments(
                 timeout=config.timeout,
                 store=config.store_path,
                 tools=config.tools_path,
-                index_cache=config.index_cache,
-                lock=f"{folder}/batches/{batch}/instances.json" if config.from_lock else "",
+                index_cache=config.index_cache_path,
+                lock=config.from_lock,
             )
             used = sorted({keys.slug(instance.repo) for instance in instances})
             batches[environment.slug][batch] = BatchEntry(tuple(used), len(instances))

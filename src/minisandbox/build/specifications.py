@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from minisandbox import keys
 from minisandbox.build import conda
@@ -31,6 +32,19 @@ _SYSTEM_COMMAND = re.compile(r"apt(-get)? |locale-gen\b|echo '?en_US|yum |dnf |a
 _COMMIT_KEY = "environment_setup_commit"
 
 
+#: What an entry's ``packages`` says where a file of the repository lists them.
+_FILES = ("requirements.txt", "environment.yml")
+
+
+class _Source(NamedTuple):
+    """What decides the environment of an instance: ``commit`` only where a file is read there."""
+
+    repo: str
+    version: str
+    commit: str
+    export: Path | None
+
+
 def specified_recipes(
     dataset: DatasetConfig, dataset_path: Path, instances: Sequence[InstancePlan], tools: Path
 ) -> dict[str, Recipe]:
@@ -41,28 +55,27 @@ def specified_recipes(
     pairs = sorted({(instance.repo, instance.version) for instance in instances})
     entries = OfficialTool(dataset.specifications, tools).specifications(pairs)
     exports = _read_exports(dataset, dataset_path)
-    groups: dict[tuple[str, str, str, str], list[InstancePlan]] = defaultdict(list)
+    groups: dict[_Source, list[InstancePlan]] = defaultdict(list)
     for instance in instances:
-        if entries[instance.repo, instance.version] is not None:
-            commit = str(instance.extra.get(_COMMIT_KEY) or instance.base_commit)
-            export = exports.get(instance.instance_id)
-            place = str(export) if export else ""
-            groups[instance.repo, instance.version, commit, place].append(instance)
+        specification = entries[instance.repo, instance.version]
+        if specification is None:
+            continue
+        export = exports.get(instance.instance_id)
+        reads_file = export is None and specification.entry.get("packages") in _FILES
+        commit = environment_commit(instance) if reads_file else ""
+        groups[_Source(instance.repo, instance.version, commit, export)].append(instance)
     recipes: dict[str, Recipe] = {}
-    for (repo, version, commit, place), members in groups.items():
-        specification = entries[repo, version]
+    for source, members in groups.items():
+        specification = entries[source.repo, source.version]
         assert specification is not None
-        recipe = _recipe(
-            specification,
-            dataset=dataset,
-            repo=repo,
-            version=version,
-            commit=commit,
-            export=Path(place) if place else None,
-            date=_date(dataset, members),
-        )
+        recipe = _recipe(source, specification, dataset, date=_date(dataset, members))
         recipes |= {instance.instance_id: recipe for instance in members}
     return recipes
+
+
+def environment_commit(instance: InstancePlan) -> str:
+    """Where the requirement files of an instance are read, as SWE-bench has it."""
+    return str(instance.extra.get(_COMMIT_KEY) or instance.base_commit)
 
 
 def export_files(dataset: DatasetConfig, dataset_path: Path) -> list[Path]:
@@ -112,39 +125,35 @@ def _date(dataset: DatasetConfig, members: Sequence[InstancePlan]) -> str:
 
 
 def _recipe(
-    specification: Specification,
-    *,
-    dataset: DatasetConfig,
-    repo: str,
-    version: str,
-    commit: str,
-    export: Path | None,
-    date: str,
+    source: _Source, specification: Specification, dataset: DatasetConfig, *, date: str
 ) -> Recipe:
-    where = f"{dataset.specifications}: {repo} {version}"
     entry = specification.entry
-    python = str(entry["python"])
-    asked = str(entry.get("packages") or "")
-    commands = [specification.install_first, *entry.get("pre_install", ()), entry.get("install")]
-    name = f"{keys.slug(repo)}-{version}"
+    where = f"{dataset.specifications}: {source.repo} {source.version}"
+    python, asked = str(entry["python"]), str(entry.get("packages") or "")
+    name = f"{keys.slug(source.repo)}-{source.version}"
     requirement_file: RequirementFile | None = None
     pip_packages = tuple(map(str, entry.get("pip_packages", ())))
-    if export is not None:
-        found = conda.from_export(export.read_text(encoding="utf-8"), where=str(export))
-        name += f"-{export.stem}"
+    if source.export is not None:
+        found = conda.from_export(
+            source.export.read_text(encoding="utf-8"), where=str(source.export)
+        )
+        name += f"-{source.export.stem}"
         python, pip_packages = found.python, ()
-    elif asked in ("requirements.txt", "environment.yml"):
+    elif asked in _FILES:
         found = conda.PipEnvironment(python, "", (), complete=False, dropped=())
-        requirement_file = RequirementFile(dataset.specifications, repo, version, commit, asked)
-        name += f"-{commit[:8]}"
+        requirement_file = RequirementFile(
+            dataset.specifications, source.repo, source.version, source.commit, asked
+        )
+        name += f"-{source.commit[:8]}"
     else:
         found = conda.from_packages(asked, python=python, where=where)
+    commands = [specification.install_first, *entry.get("pre_install", ()), entry.get("install")]
     commands = [str(command) for command in commands if command]
     kept = [command for command in commands if not _SYSTEM_COMMAND.match(command)]
     left_out = [command for command in commands if _SYSTEM_COMMAND.match(command)]
     return Recipe(
         name=name,
-        repo=repo,
+        repo=source.repo,
         python=python,
         test=str(entry["test_cmd"]),
         packages=found.requirements,
@@ -154,7 +163,7 @@ def _recipe(
         pip_packages=pip_packages,
         date=date,
         # pip builds source releases with the environment's own setuptools, as the export was made.
-        installer="uv" if export is None else "pip",
+        installer="uv" if source.export is None else "pip",
         install="\n".join(["set -eu", *kept]) if kept else "",
         grader=dataset.specifications,
     )

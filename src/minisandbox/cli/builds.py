@@ -52,8 +52,8 @@ def add_commands(commands: Subparsers) -> None:
             stage.add_argument(
                 "--from-lock",
                 type=Path,
-                help="the record of an earlier build, to use its files of the package index "
-                "and no others",
+                help="a record of an earlier build, or its results folder, to use its files of the "
+                "package index and no others",
             )
         stage.add_argument(
             "--record", required=True, type=Path, help="where to write this job's record"

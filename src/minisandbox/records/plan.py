@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 PLAN_SCHEMA = 2
 
-#: ``index``: nothing but the index proxy is reachable; ``none``: nothing at all; ``host``: the host's
-#: network, for trusted code only.
+#: ``index``: nothing but the index proxy is reachable; ``none``: nothing at all; ``host``: all that
+#: the host can reach, for trusted code only.
 Network = Literal["index", "none", "host"]
 History = str  # "none", "full" or a number of commits
 
@@ -102,12 +102,14 @@ class InterpreterPlan:
 class EnvironmentPlan:
     """One virtual environment; ``key`` is the digest of everything that decides its content.
 
-    ``lock`` is the record of an earlier build whose index files are to be used, or empty;
-    ``index_cache`` is where files of the package index are kept.
+    ``lock_key`` is the digest of what is asked for, whatever day and machine it is built on: by it
+    an earlier build is found again. ``lock`` is a results folder, or one record, whose index files
+    are to be used, or empty; ``index_cache`` is where files of the package index are kept.
     """
 
     slug: str
     key: str
+    lock_key: str
     python: str
     date: str
     installer: Literal["uv", "pip"]

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from minisandbox.records.layer import LayerRef
 from minisandbox.records.lock import IndexFile
+from minisandbox.records.plan import Network
 
 RECORD_SCHEMA = 2
 
@@ -126,21 +127,25 @@ class NetworkUse:
     files: tuple[IndexFile, ...] = ()
     refused: tuple[str, ...] = ()
     tried: tuple[str, ...] = ()
-    unwatched: str = ""
     undated: int = 0
+    unwatched: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentRecord(Record):
-    """A packed virtual environment on its interpreter. ``lock`` is what was resolved,
+    """A packed virtual environment on its interpreter. ``packages`` is what was resolved,
     ``name==version`` sorted; ``dropped`` is what was asked for and the package index cannot have.
+    ``reach`` is what of the network the build could reach, ``lock_key`` as in the plan.
     """
+
+    lock_key: str = ""
+    reach: Network = "none"
 
     python: str = ""
     prefix: str = ""
     base: Mapping[str, Any] = field(default_factory=dict[str, Any])
     profile: str = ""
-    lock: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     network: NetworkUse = NetworkUse()
     layers: tuple[LayerRef, ...] = ()
@@ -151,7 +156,10 @@ class EnvironmentRecord(Record):
 class InstanceRecord(Record):
     """An installed checkout: all layers bottom first, and the commit and tree that changes are told
     against. ``env`` are variables that every process of it gets: versions that come from tags.
+    ``reach`` is what of the network the install could reach.
     """
+
+    reach: Network = "none"
 
     base_commit: str = ""
     head_commit: str = ""

@@ -1,0 +1,142 @@
+"""Recipes out of specifications and exports: what shares an environment, and as of which day."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minisandbox.build import specifications
+from minisandbox.build.config import DatasetConfig, parse_config
+from minisandbox.build.plan import make_plan
+from minisandbox.errors import InvalidInput
+from minisandbox.evaluate.official.tool import Specification
+from minisandbox.records.plan import InstancePlan
+
+LISTED = {
+    "python": "3.9",
+    "packages": "numpy",
+    "pip_packages": ["six==1.16.0"],
+    "pre_install": ["apt-get update && apt-get install -y locales", "sed -i s/a/b/ setup.py"],
+    "install": "python -m pip install -e .",
+    "test_cmd": "pytest -rA",
+}
+IN_A_FILE = {**LISTED, "packages": "requirements.txt"}
+EXPORT = "dependencies:\n  - python=3.9.20=h1\n  - pip=24.2=py39h1\n  - pip:\n    - six==1.15.0\n"
+
+
+@pytest.fixture(autouse=True)
+def _tool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The official package, which is an installation of its own, answers from here."""
+
+    class Tool:
+        def __init__(self, name: str, tools: Path) -> None:
+            del name, tools
+
+        def specifications(self, pairs: Sequence[tuple[str, str]]) -> dict[Any, Any]:
+            entries = {"1": LISTED, "2": IN_A_FILE}
+            return {
+                pair: Specification(entries[pair[1]], "") if pair[1] in entries else None
+                for pair in pairs
+            }
+
+    monkeypatch.setattr(specifications, "OfficialTool", Tool)
+
+
+def row(number: int, *, version: str = "1", day: str = "2020-01-01", commit: str = "a" * 40) -> Any:
+    return InstancePlan(
+        instance_id=f"o__r-{number}",
+        dataset="rows",
+        repo="o/r",
+        version=version,
+        base_commit=f"{number:040x}",
+        extra={"created_at": f"{day}T00:00:00Z", "environment_setup_commit": commit},
+    )
+
+
+def recipes(*rows: InstancePlan, folder: Path = Path(), **dataset: Any) -> dict[str, Any]:
+    config = DatasetConfig(name="rows", kind="rows", specifications="swebench-4.1", **dataset)
+    return specifications.specified_recipes(config, folder / "rows.yaml", rows, Path("tools"))
+
+
+def test_an_entry_becomes_a_recipe() -> None:
+    recipe = recipes(row(1), date="2024-11-30")["o__r-1"]
+    assert (recipe.python, recipe.date, recipe.grader) == ("3.9", "2024-11-30", "swebench-4.1")
+    assert recipe.packages == ("numpy",)
+    assert recipe.pip_packages == ("six==1.16.0",)
+    assert recipe.install == "set -eu\nsed -i s/a/b/ setup.py\npython -m pip install -e ."
+    assert recipe.dropped == (
+        "apt-get update && apt-get install -y locales (the base is not changed)",
+    )
+
+
+def test_rows_without_an_entry_have_no_recipe() -> None:
+    assert recipes(row(1, version="99")) == {}
+
+
+def test_rows_of_one_version_share_the_newest_of_their_days() -> None:
+    # Their environment commit differs, but nothing is read there.
+    rows = [
+        row(number, day=day, commit=f"{number:040x}")
+        for number, day in enumerate(("2015-03-01", "2017-02-01", "2016-01-01"))
+    ]
+    assert {recipe.date for recipe in recipes(*rows, date="created_at").values()} == {"2017-02-01"}
+
+
+def test_a_requirement_file_is_read_at_the_commit_of_each_environment() -> None:
+    found = recipes(
+        row(1, version="2", commit="a" * 40),
+        row(2, version="2", commit="b" * 40, day="2021-01-01"),
+        date="created_at",
+    )
+    first, second = found["o__r-1"], found["o__r-2"]
+    assert first.requirement_file.commit == "a" * 40
+    assert second.requirement_file.commit == "b" * 40
+    assert (first.date, second.date) == ("2020-01-01", "2021-01-01")
+    assert first.name != second.name
+
+
+def test_an_export_says_what_and_the_entry_how(tmp_path: Path) -> None:
+    (tmp_path / "exports").mkdir()
+    (tmp_path / "exports/abc.yml").write_text(EXPORT)
+    (tmp_path / "exports/instances.tsv").write_text("instance_id\tfile\no__r-1\tabc.yml\n")
+    found = recipes(row(1), row(2), folder=tmp_path, pinned_environments="exports")
+    pinned, other = found["o__r-1"], found["o__r-2"]
+    assert (pinned.packages, pinned.pip_packages) == (("pip==24.2", "six==1.15.0"), ())
+    assert pinned.complete
+    assert pinned.installer == "pip"
+    assert pinned.install == other.install
+    assert other.packages == ("numpy",)
+
+
+@pytest.mark.parametrize("line", ["o__r-1\t../abc.yml", "o__r-1", "o__r-1\tno.yml", "a\tb\tc"])
+def test_a_line_that_names_no_export_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "abc.yml").write_text(EXPORT)
+    (tmp_path / "exports").mkdir()
+    (tmp_path / "exports/instances.tsv").write_text(f"instance_id\tfile\n{line}\n")
+    with pytest.raises(InvalidInput, match=r"instances\.tsv: line 2"):
+        recipes(row(1), folder=tmp_path, pinned_environments="exports")
+
+
+def test_a_row_without_a_day_is_named() -> None:
+    rows = [InstancePlan("o__r-1", "rows", "o/r", base_commit="a" * 40, version="1")]
+    with pytest.raises(InvalidInput, match=r"o__r-1.* has no 'created_at'"):
+        recipes(*rows, date="created_at")
+
+
+def test_two_datasets_that_want_one_recipe_differently_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    line = '{{"instance_id": "o__r-{0}", "repo": "o/r", "version": "1", "base_commit": "{1}"}}\n'
+    names: list[str] = []
+    for number, day in enumerate(("2020-01-01", "2021-01-01")):
+        (tmp_path / f"{number}.jsonl").write_text(line.format(number, f"{number}" * 40))
+        (tmp_path / f"{number}.yaml").write_text(
+            f"name: d{number}\nkind: rows\npath: {number}.jsonl\n"
+            f'specifications: swebench-4.1\ndate: "{day}"\n'
+        )
+        names.append(str(tmp_path / f"{number}.yaml"))
+    config = parse_config({"datasets": names, "recipes": str(tmp_path / "recipes")}, where="config")
+    with pytest.raises(InvalidInput, match="its recipe o__r-1 differs from that of o__r-0"):
+        make_plan(config, base={}, digest="d", where="config")
