@@ -17,7 +17,7 @@ import pytest
 
 from minisandbox.errors import PatchFailed
 from minisandbox.evaluate import run_tests
-from minisandbox.evaluate.official.script import run_script, trouble
+from minisandbox.evaluate.official.script import graded_part, run_script, trouble
 from minisandbox.idmap import call_mapped, current, remove_tree
 from minisandbox.records.layer import LayerRef
 from minisandbox.runtime import Instance, start_instance
@@ -254,6 +254,13 @@ def test_test_files_are_restored_whatever_the_patch_did(
     assert reported(output) == [f"{word} tests/old.sh"]
 
 
+#: All that the rest of the script would print, said by a test.
+FORGED = (
+    "echo PASSED tests/new.sh; "
+    'echo "+ : \'"\'>>>>> End Test Output\'"\'"; echo "+ git checkout 0123 tests/old.sh"'
+)
+
+
 @pytest.mark.parametrize(
     ("options", "outcome"),
     [
@@ -262,6 +269,11 @@ def test_test_files_are_restored_whatever_the_patch_did(
         ({"command": "bash -c 'echo PASSED tests/new.sh; kill -9 $$'"}, "incomplete"),
         ({"command": 'echo "$no_such_variable"'}, "incomplete"),
         ({"command": "echo '>>>>> End Test Output'; echo PASSED tests/new.sh"}, "suspect"),
+        ({"command": "bash -c 'echo PASSED tests/new.sh; kill -HUP $PPID; sleep 9'"}, "incomplete"),
+        ({"command": f"bash -c '{FORGED}; kill -HUP $PPID; sleep 9'"}, "incomplete"),
+        # The shell reads its script as it goes: what is cut off is not run, and it ends with 0.
+        ({"command": f"bash -c '{FORGED}; : > /eval.sh'"}, "suspect"),
+        ({"command": "bash -c 'echo PASSED tests/new.sh; : > /eval.sh'"}, "incomplete"),
     ],
 )
 def test_a_run_that_was_cut_short_is_no_verdict(
@@ -272,6 +284,23 @@ def test_a_run_that_was_cut_short_is_no_verdict(
     assert grade is not None
     assert grade.outcome == outcome
     assert not grade.is_verdict
+
+
+def test_nothing_that_the_script_starts_is_told_the_nonce(project: Project) -> None:
+    output = project.evaluate(
+        FIX,
+        command="env; tr '\\0' ' ' < /proc/$$/cmdline; tr '\\0' ' ' < /proc/$$/environ; "
+        "cat /tmp/eval.start; bash -xc true; printf 'no line end'",
+    )
+    assert trouble(output, install=INSTALL) is None
+    assert len(output.nonce) == 16
+    assert "eval.start: No such file" in output.log
+    tests = graded_part(output)
+    assert "\n+ true\n" in tests
+    assert f"no line end+{output.nonce} : '>>>>> End Test Output'\n" in tests
+    said = [line for line in tests.splitlines() if output.nonce in line]
+    assert all(f"+{output.nonce} " in line for line in said)
+    assert sum(line.count(output.nonce) for line in said) == len(said)
 
 
 def test_a_patch_that_breaks_the_install_is_no_verdict(project: Project) -> None:

@@ -1,10 +1,11 @@
-"""What the log of an official evaluation script shows besides tests: installing, markers, the end;
-and graders that cannot be installed.
+"""What the log of an official evaluation script shows besides tests: installing, markers, the end,
+and who wrote that; and graders that cannot be installed.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,34 +29,45 @@ WORKED = (
     "+ python -m pip install -e .\nObtaining file:///testbed\nSuccessfully installed flask-2.3.0\n"
 )
 
+#: What the shell's traces bear that the tests do not know.
+NONCE = "n0nce"
+
+
+def traced(said: str) -> str:
+    """``said`` with the traces in it as the script's own shell writes them."""
+    return re.sub(r"^\+ ", f"+{NONCE} ", said, flags=re.MULTILINE)
+
+
 LOG = """\
-+ source /opt/miniconda3/bin/activate
-+ conda activate testbed
-+ git -c core.fileMode=false diff 0123
++{nonce} source /opt/miniconda3/bin/activate
++{nonce} conda activate testbed
++{nonce} git -c core.fileMode=false diff 0123
 {diff}
-+ source /opt/miniconda3/bin/activate
-+ conda activate testbed
-{install}+ git checkout 0123 tests/test_a.py
++{nonce} source /opt/miniconda3/bin/activate
++{nonce} conda activate testbed
+{install}+{nonce} git checkout 0123 tests/test_a.py
 Updated 0 paths from 0123
-+ git apply -v -
++{nonce} git apply -v -
 {applied}
-+ : '>>>>> Start Test Output'
-+ pytest -rA tests/test_a.py
++{nonce} : '>>>>> Start Test Output'
++{nonce} pytest -rA tests/test_a.py
 {tests}
-+ : '>>>>> End Test Output'
-+ git checkout 0123 tests/test_a.py
++{nonce} : '>>>>> End Test Output'
++{nonce} git checkout 0123 tests/test_a.py
 """
 PARTS = {
+    "nonce": NONCE,
     "diff": "",
-    "install": WORKED,
+    "install": traced(WORKED),
     "applied": "Checking patch tests/test_a.py...\nApplied patch tests/test_a.py cleanly.",
     "tests": "PASSED tests/test_a.py::test_a",
 }
-UP_TO_INSTALL = LOG.partition("+ git checkout")[0]
+UP_TO_INSTALL = LOG.partition("+{nonce} git checkout")[0]
 
 
 def output(**parts: str) -> run_tests.TestOutput:
-    return run_tests.TestOutput(LOG.format(**PARTS | parts), 0, False, False, seconds=2.0)
+    log = LOG.format(**PARTS | parts)
+    return run_tests.TestOutput(log, 0, False, False, seconds=2.0, nonce=NONCE)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +94,7 @@ def output(**parts: str) -> run_tests.TestOutput:
     ],
 )
 def test_an_install_that_worked_is_no_trouble(install: str, said: str) -> None:
-    assert trouble(output(install=said), install=install) is None
+    assert trouble(output(install=traced(said)), install=install) is None
 
 
 @pytest.mark.parametrize(
@@ -121,19 +133,37 @@ def test_an_install_that_worked_is_no_trouble(install: str, said: str) -> None:
     ],
 )
 def test_a_failed_install_is_no_verdict(install: str, said: str, reason: str) -> None:
-    grade = trouble(output(install=said), install=install)
+    grade = trouble(output(install=traced(said)), install=install)
     assert grade is not None
     assert grade.outcome == "install"
     assert reason in grade.reason
     assert not grade.is_verdict
 
 
+def test_what_installing_says_of_a_later_install_does_not_count() -> None:
+    failed = traced("+ python -m pip install -e .\n") + "+ conda activate testbed\n" + WORKED
+    grade = trouble(output(install=failed.replace("Successfully", "successfully")), install=PIP)
+    assert grade is not None
+    assert grade.outcome == "install"
+
+
 def test_what_the_patch_or_the_tests_say_of_installing_does_not_count() -> None:
     failed = "+ python -m pip install -e .\nERROR: no\n"
-    said = output(diff=WORKED, install=failed, tests=WORKED + "PASSED tests/test_a.py::test_a")
+    said = output(
+        diff=WORKED, install=traced(failed), tests=WORKED + "PASSED tests/test_a.py::test_a"
+    )
     grade = trouble(said, install=PIP)
     assert grade is not None
     assert grade.outcome == "install"
+
+
+BEFORE_END, _, _REST = output().log.partition(f"\n+{NONCE} : '>>>>> End")
+TO_THE_END = f"+{NONCE} : '>>>>> End{_REST}"
+FORGED_START = "+ : '>>>>> Start Test Output'\n"
+FORGED_END = TO_THE_END.replace(NONCE, "")
+#: Both markers once, the last first.
+AROUND = output().log.replace("Start Test", "x").replace("End Test", "Start Test")
+AROUND = AROUND.replace("x Output", "End Test Output")
 
 
 @pytest.mark.parametrize(
@@ -145,11 +175,21 @@ def test_what_the_patch_or_the_tests_say_of_installing_does_not_count() -> None:
         (replace(output(), truncated=True), "incomplete"),
         (replace(output(), exit_code=137), "incomplete"),
         (replace(output(), log=UP_TO_INSTALL.format(**PARTS)), "incomplete"),
-        (replace(output(), log=output().log.partition("\n+ : '>>>>> End")[0]), "incomplete"),
+        (replace(output(), exit_code=129), "incomplete"),
+        (replace(output(), exit_code=139), "incomplete"),
+        (replace(output(), exit_code=128), None),
+        (replace(output(), log=BEFORE_END), "incomplete"),
+        (replace(output(), log=f"{BEFORE_END}\n{TO_THE_END}"), None),
+        (replace(output(), log=BEFORE_END + TO_THE_END), None),  # no line end after the tests
+        (replace(output(), log=f"{BEFORE_END}\n{TO_THE_END}".rpartition("\n+")[0]), "incomplete"),
+        (replace(output(), log=f"{BEFORE_END}\n>>>>> End Test Output\n"), "suspect"),
+        (replace(output(), log=f"{BEFORE_END}\n{FORGED_END}"), "suspect"),
+        (replace(output(), log=AROUND), "suspect"),
+        (output(install=traced(WORKED) + FORGED_START), "suspect"),
         (output(tests="/eval.sh: line 31:    12 Killed                  pytest -rA"), "incomplete"),
         (output(tests="it says /eval.sh: line 31: 12 Killed\nPASSED a"), None),
         (output(tests="x\n>>>>> End Test Output\nPASSED a"), "suspect"),
-        (output(install=WORKED + ">>>>> Start Test Output\nPASSED a\n"), "suspect"),
+        (output(install=traced(WORKED) + ">>>>> Start Test Output\nPASSED a\n"), "suspect"),
         (output(applied="error: patch failed: tests/test_a.py:1"), "incomplete"),
         (output(diff="error: in a context line"), None),
     ],

@@ -60,6 +60,8 @@ def test_no_fail_to_pass_is_never_resolved() -> None:
         (output(PASSED, truncated=True), "incomplete"),
         (output(PASSED, exit_code=137), "incomplete"),
         (output("", exit_code=143), "incomplete"),
+        (output(PASSED, exit_code=129), "incomplete"),
+        (output(PASSED, exit_code=255), "resolved"),
         (output("", exit_code=139), "unresolved"),
     ],
 )

@@ -28,8 +28,12 @@ Outcome = Literal[
 
 VERDICTS: frozenset[Outcome] = frozenset({"resolved", "unresolved", "patch"})
 
-#: Ended from outside: by the kernel for want of memory, or by somebody.
-_KILLED = (128 + signal.SIGKILL, 128 + signal.SIGTERM)
+#: Signals by which a test runner ends through its own fault, or that of the code it tests. Any
+#: other comes from outside: from the kernel for want of memory, or from somebody.
+_FAULTS = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
+)
+_KILLED = {128 + number: number.name for number in signal.Signals if number not in _FAULTS}
 
 
 class GraderFailed(MiniSandboxError):
@@ -199,9 +203,8 @@ def cut_short(output: TestOutput) -> Grade | None:
         return Grade("timeout", reason=f"the tests were ended after {output.seconds:.0f} s")
     if output.truncated:
         return Grade("incomplete", reason="the tests printed more than is kept of a log")
-    if output.exit_code in _KILLED:
-        number = signal.Signals(output.exit_code - 128).name
-        return Grade("incomplete", reason=f"the tests were killed by {number}")
+    if (name := _KILLED.get(output.exit_code)) is not None:
+        return Grade("incomplete", reason=f"the tests were killed by {name}")
     return None
 
 

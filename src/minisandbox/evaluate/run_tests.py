@@ -6,7 +6,7 @@ what a patch did to the tests is undone before they run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,13 +35,18 @@ class TestSpec:
 
 @dataclass(frozen=True)
 class TestOutput:
-    """What came out of a run; ``log`` is the runner's output, decoded with replacement."""
+    """What came out of a run; ``log`` is the runner's output, decoded with replacement.
+
+    ``nonce`` is what the shell's traces in the log bear after their ``+``, and what no program that
+    it started was told; empty where nothing was traced.
+    """
 
     log: str
     exit_code: int
     timed_out: bool
     truncated: bool
     seconds: float
+    nonce: str = ""
 
 
 def run_tests(instance: Instance, spec: TestSpec, *, patch: str, log_path: Path) -> TestOutput:
@@ -69,10 +74,30 @@ def run_tests(instance: Instance, spec: TestSpec, *, patch: str, log_path: Path)
         if rebuilt.exit_code != 0:
             atomic.write_bytes(log_path, rebuilt.stdout)
             raise RebuildFailed(spec.rebuild_command, rebuilt.exit_code, log_path)
+    return capture(
+        instance, spec.test_command, env=spec.env, timeout=spec.timeout, log_path=log_path
+    )
+
+
+def capture(
+    instance: Instance,
+    command: str | Sequence[str],
+    *,
+    env: Mapping[str, str],
+    timeout: float,
+    log_path: Path,
+    user: int | None = None,
+    nonce: str = "",
+) -> TestOutput:
+    """Run a command, and keep what it prints at ``log_path``, byte for byte.
+
+    ``timeout`` is in seconds.
+    """
     result = instance.run(
-        spec.test_command,
-        env=spec.env,
-        timeout=spec.timeout,
+        command,
+        env=env,
+        user=user,
+        timeout=timeout,
         merge_stderr=True,
         max_output=MAX_LOG_BYTES,
     )
@@ -83,4 +108,5 @@ def run_tests(instance: Instance, spec: TestSpec, *, patch: str, log_path: Path)
         timed_out=result.timed_out,
         truncated=result.truncated,
         seconds=result.duration,
+        nonce=nonce,
     )

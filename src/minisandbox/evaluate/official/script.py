@@ -2,38 +2,44 @@
 shows of them.
 
 The script runs byte for byte. What the project adds lies around it: files that the test patch
-creates are cleared away before, and a log that shows a step to have failed is no verdict.
+creates are cleared away before, the shell's traces bear a nonce, and a log that shows a step to
+have failed, or that does not show all of them, is no verdict.
 """
 
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from minisandbox import atomic
 from minisandbox.errors import InvalidInput, MiniSandboxError, PatchFailed
 from minisandbox.evaluate.grading import Grade, cut_short
 from minisandbox.evaluate.patches import patched_paths
-from minisandbox.evaluate.run_tests import MAX_LOG_BYTES, TestOutput
+from minisandbox.evaluate.run_tests import TestOutput, capture
 from minisandbox.runtime import Instance
 
 #: Between these the harness looks for test results; `set -x` prints them once each.
 START = ">>>>> Start Test Output"
 END = ">>>>> End Test Output"
 
+#: The script's own commands as `set -x` tells of them.
+_START_TRACE, _END_TRACE = f": '{START}'", f": '{END}'"
+_ACTIVATE = "conda activate testbed"
+_APPLY_TRACE = "git apply (?:-v|--verbose) (?:--reject )?-"
+#: The last one; scripts that have no file to restore say so instead.
+_RESTORE = "(?:git checkout|echo) .*"
+
 #: As in the harness (run_evaluation.py, GIT_APPLY_CMDS); nothing else decides whether a patch
 #: applies.
 _APPLY = ("git apply --verbose", "git apply --verbose --reject", "patch --batch --fuzz=5 -p1 -i")
 _PATCH = "/tmp/patch.diff"
 _SCRIPT = "/eval.sh"
+_START_FILE = "/tmp/eval.start"
 
 _BARE_CHECKOUT = re.compile(r"^git checkout ([0-9a-f]{40}) *$", re.MULTILINE)
-_ACTIVATE = re.compile(r"^\+ conda activate testbed$", re.MULTILINE)
-_TRACE = re.compile(r"^\+ (.*)$", re.MULTILINE)
-_APPLIED = re.compile(r"^\+ git apply (?:-v|--verbose) (?:--reject )?-$", re.MULTILINE)
 _REFUSED = re.compile(r"^error: .*$", re.MULTILINE)
-_KILLED = re.compile(r"^/eval\.sh: line \d+: +\d+ (?:Killed|Terminated)\b")
+_KILLED = re.compile(r"^/eval\.sh: line \d+: +\d+ (?:Killed|Terminated|Hangup|Quit)\b")
 _PIP = re.compile(r"\bpip3? (?:\S+ )*install\b")
 _SETUP = re.compile(r"\bsetup\.py (?:\S+ )*(?:install|develop)\b")
 _PIP_DONE = re.compile(r"^ *Successfully installed \S", re.MULTILINE)
@@ -66,21 +72,19 @@ def run_script(
     if (bare := _BARE_CHECKOUT.search(script)) is not None:
         _keep_changes(instance, bare[1])
     instance.write_file(_SCRIPT, script.encode("utf-8", "surrogateescape"), mode=0o755)
-    result = instance.run(
+    # Bash takes PS4 from the environment of an ordinary user only. The file is gone, and the
+    # variable unset, before the first line of the script.
+    nonce = secrets.token_hex(8)
+    start = f"unset BASH_ENV; PS4='+{nonce} '; rm -f {_START_FILE}\n"
+    instance.write_file(_START_FILE, start, mode=0o600)
+    return capture(
+        instance,
         ["/bin/bash", _SCRIPT],
-        env=env,
+        env={**env, "BASH_ENV": _START_FILE},
         user=0,
         timeout=timeout,
-        merge_stderr=True,
-        max_output=MAX_LOG_BYTES,
-    )
-    atomic.write_bytes(log_path, result.stdout)
-    return TestOutput(
-        log=result.stdout.decode("utf-8", "replace"),
-        exit_code=result.exit_code,
-        timed_out=result.timed_out,
-        truncated=result.truncated,
-        seconds=result.duration,
+        log_path=log_path,
+        nonce=nonce,
     )
 
 
@@ -125,46 +129,77 @@ def trouble(output: TestOutput, *, install: str) -> Grade | None:
     """
     if (cut := cut_short(output)) is not None:
         return cut
+    if output.exit_code > 128:  # the shell itself: its last command is one of git
+        ended = f"the evaluation script ended with {output.exit_code}, as if by a signal"
+        return Grade("incomplete", reason=ended)
     log = output.log
-    starts, ends = log.count(START), log.count(END)
-    if starts > 1 or ends > 1:
+    starts, ends = _traces(output, _START_TRACE), _traces(output, _END_TRACE)
+    # The harness looks for the bare words, wherever in a line they stand.
+    found = (log.count(START), log.count(END))
+    if max(found) > 1 or found != (len(starts), len(ends)):
         return Grade(
             "suspect", reason="something other than the evaluation script wrote its markers"
         )
-    if starts == 0:
+    if not starts:
         return Grade("incomplete", reason="the evaluation script ended before the tests began")
-    before, _, after = log.partition(START)
-    if (failed := _failed_install(before, install)) is not None:
+    started = starts[0]
+    if (failed := _failed_install(output, started.start(), install)) is not None:
         return Grade("install", reason=f"the evaluation script's own install failed: {failed}")
-    if (refused := _refused_test_patch(before)) is not None:
+    if (refused := _refused_test_patch(output, started.start())) is not None:
         return Grade("incomplete", reason=f"the test patch does not apply: {refused}")
-    if ends == 0:
+    if not ends:
         return Grade("incomplete", reason="the evaluation script ended before the tests did")
-    tests = after.partition(END)[0].splitlines()
-    # The last line is the trace of the marker; the shell tells of a killed command right before.
-    for line in tests[-2:]:
+    ended = ends[0]
+    if ended.start() < started.end():
+        return Grade("suspect", reason="the evaluation script's markers are in the wrong order")
+    # The shell tells of a killed command right before it goes on.
+    for line in log[started.end() : ended.start()].splitlines()[-1:]:
         if _KILLED.match(line):
             return Grade("incomplete", reason=f"the tests were killed: {line.strip()}")
+    if not any(trace.start() > ended.end() for trace in _traces(output, _RESTORE)):
+        return Grade("incomplete", reason="the evaluation script ended right after the tests")
     return None
 
 
-def _failed_install(before: str, install: str) -> str | None:
-    """The line that tells that installing failed; ``None`` if it worked or there is none."""
+def graded_part(output: TestOutput) -> str:
+    """What the harness is to read of the log of a run without ``trouble``: from marker to marker.
+
+    Where the harness finds no test there it reads all of the log, in which a patch under test can
+    have the names of its files, its own text and what its installing printed.
+    """
+    started, ended = _traces(output, _START_TRACE)[0], _traces(output, _END_TRACE)[0]
+    return output.log[started.start() : ended.end()] + "\n"
+
+
+def _traces(output: TestOutput, command: str) -> list[re.Match[str]]:
+    """Where the script's shell told of a command that matches, by the nonce of the run.
+
+    Not at the start of lines only: what a command printed last need not end in one.
+    """
+    return list(re.finditer(rf"\+{output.nonce} (?:{command})$", output.log, re.MULTILINE))
+
+
+def _failed_install(output: TestOutput, end: int, install: str) -> str | None:
+    """The line before ``end`` that tells that installing failed; ``None`` if it worked or there is
+    none.
+    """
     if not (_PIP.search(install) or _SETUP.search(install)):
         return None
     # Before the last activation the log shows the patch under test, which may say anything.
-    starts = [match.end() for match in _ACTIVATE.finditer(before)]
-    segment = before[starts[-1] :] if starts else ""
+    starts = [trace.end() for trace in _traces(output, _ACTIVATE) if trace.start() < end]
+    traces = [
+        trace for trace in _traces(output, ".*") if starts and starts[-1] < trace.start() < end
+    ]
     checked = 0
-    traces = list(_TRACE.finditer(segment))
     for trace, following in zip(traces, [*traces[1:], None], strict=True):
-        done = _PIP_DONE if _PIP.search(trace[1]) else _SETUP_DONE
-        if done is _SETUP_DONE and not _SETUP.search(trace[1]):
+        command = trace[0].partition(" ")[2]
+        done = _PIP_DONE if _PIP.search(command) else _SETUP_DONE
+        if done is _SETUP_DONE and not _SETUP.search(command):
             continue
         checked += 1
-        said = segment[trace.end() : following.start() if following else len(segment)]
+        said = output.log[trace.end() : following.start() if following else end]
         if not (done.search(said) or (done is _SETUP_DONE and _PIP_DONE.search(said))):
-            return _decisive(said) or f"`{trace[1]}` does not say that it worked"
+            return _decisive(said) or f"`{command}` does not say that it worked"
     return None if checked else f"the log has no trace of `{install}`"
 
 
@@ -174,9 +209,9 @@ def _decisive(said: str) -> str:
     return (errors or lines or [""])[-1]
 
 
-def _refused_test_patch(before: str) -> str | None:
-    starts = [match.end() for match in _APPLIED.finditer(before)]
+def _refused_test_patch(output: TestOutput, end: int) -> str | None:
+    starts = [trace.end() for trace in _traces(output, _APPLY_TRACE) if trace.start() < end]
     if not starts:
         return "the log has no trace of `git apply`"
-    refused = _REFUSED.search(before, starts[-1])
+    refused = _REFUSED.search(output.log, starts[-1], end)
     return refused[0] if refused else None
