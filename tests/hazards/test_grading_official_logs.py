@@ -60,15 +60,19 @@ def specified(
     return replace(task, test_spec=spec)
 
 
-def grade(grader: OfficialGrader, task: Task, *tests: str | bytes) -> tuple[Grade, ...]:
+def grade(
+    grader: OfficialGrader, task: Task, *tests: str | bytes, before: str = ""
+) -> tuple[Grade, ...]:
     """The grades of runs whose every step worked, each with this output of the tests."""
     install = json.loads(task.test_spec)["install"]
     outputs: list[run_tests.TestOutput] = []
     for output in tests:
         text = output.decode("utf-8", "replace") if isinstance(output, bytes) else output
         log = (
-            f"+ conda activate testbed\n+ {install}\n{INSTALLED[install]}\n+ git apply -v -\n"
+            f"{before}+ conda activate testbed\n+ {install}\n{INSTALLED[install]}\n"
+            "+ git apply -v -\n"
             f"+ : '>>>>> Start Test Output'\n{text}\n+ : '>>>>> End Test Output'\n"
+            "+ git checkout 0123\n"
         )
         outputs.append(run_tests.TestOutput(log, 0, False, False, seconds=1.0))
     return grader.grade(task, outputs)
@@ -195,11 +199,25 @@ def test_bytes_that_are_no_text(grader: OfficialGrader) -> None:
     assert before.outcome == after.outcome == "resolved"
 
 
-def test_words_of_failure_that_a_test_prints(grader: OfficialGrader) -> None:
+@pytest.mark.parametrize("word", ["Patch Apply Failed", "Tests Timed Out", "Tests Errored"])
+def test_words_of_failure_that_a_test_prints(grader: OfficialGrader, word: str) -> None:
+    """To the harness they say that it failed itself; here nothing writes them but tested code."""
     task = specified(grader, "pytest-dev/pytest", "7.0", "testing/test_a.py::test_a")
-    (printed,) = grade(grader, task, ">>>>> Patch Apply Failed\nPASSED testing/test_a.py::test_a\n")
-    assert printed.outcome == "unresolved"
-    assert printed.failing == task.fail_to_pass
+    (printed,) = grade(grader, task, f">>>>> {word}\nPASSED testing/test_a.py::test_a\n")
+    assert printed.outcome == "suspect"
+    assert not printed.is_verdict
+
+
+def test_names_of_files_are_no_tests(grader: OfficialGrader, django: Task) -> None:
+    """The harness reads the whole log where no test was reported, `git status` included."""
+    name = "\ttest_one (app.tests.Case) ... ok\n"
+    before = f"+ git status\nUntracked files:\n{name}"
+    broken, whole = grade(
+        grader, django, "ImportError", "test_one (app.tests.Case) ... ok", before=before
+    )
+    assert broken.outcome == "unresolved"
+    assert broken.failing == django.fail_to_pass
+    assert whole.outcome == "resolved"
 
 
 def test_the_script_restores_no_file_where_the_patch_only_adds_some(

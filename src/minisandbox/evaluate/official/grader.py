@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from minisandbox.evaluate.grading import Grade, GraderFailed, Task
-from minisandbox.evaluate.official.script import run_script, trouble
+from minisandbox.evaluate.official.script import graded_part, run_script, trouble
 from minisandbox.evaluate.official.tool import Answer, OfficialTool
 from minisandbox.evaluate.run_tests import TestOutput
 from minisandbox.runtime import Instance
@@ -73,7 +73,7 @@ class OfficialGrader:
         saved = self._saved(task)
         grades = [trouble(output, install=saved["install"]) for output in outputs]
         items = [
-            {"test_spec": saved["test_spec"], "patch": "", "log": output.log}
+            {"test_spec": saved["test_spec"], "patch": "", "log": graded_part(output)}
             for output, grade in zip(outputs, grades, strict=True)
             if grade is None
         ]
@@ -113,10 +113,10 @@ def _grade(task: Task, answer: Answer) -> Grade:
         return Grade("grader", reason=f"the official grader broke on the log: {answer['error']}")
     report = answer["report"]
     lists = report.get("tests_status")
-    if lists is None:  # the harness found a word of failure in the log, and looked no further
-        total = (len(task.fail_to_pass), len(task.pass_to_pass))
-        failing = (*task.fail_to_pass, *task.pass_to_pass)
-        return Grade("unresolved", (0, total[0]), (0, total[1]), failing)
+    if lists is None:
+        # One of its own words of failure. Nothing but the harness writes them, and it did not run.
+        said = "the tests printed a word of failure that is the harness's own"
+        return Grade("suspect", reason=said)
     # The harness drops a test that its parser reads as skipped from both sides of the account, and
     # an account of nothing is a success to it: a patch that has the tests skipped would resolve.
     passed = {name for kind in ("FAIL_TO_PASS", "PASS_TO_PASS") for name in lists[kind]["success"]}
