@@ -326,6 +326,7 @@ def test_a_patch_that_breaks_the_install_is_no_verdict(project: Project) -> None
         FIX,
         FIX.replace("@@ -1 +1 @@", "@@ -7 +7 @@"),  # at another line
         FIX.replace("diff --git a/code.sh b/code.sh\n", ""),
+        FIX.rstrip("\n"),
     ],
 )
 def test_a_patch_is_applied_as_the_harness_does(project: Project, patch: str) -> None:
@@ -335,6 +336,33 @@ def test_a_patch_is_applied_as_the_harness_does(project: Project, patch: str) ->
 def test_a_patch_that_nothing_applies_is_said(project: Project) -> None:
     with pytest.raises(PatchFailed, match=r"code\.sh"):
         project.evaluate(FIX.replace("answer=41", "answer=0"))
+
+
+#: Only `patch` takes the second half, whose context is not what the file says.
+HALF_FUZZY = f"""{FIX}diff --git a/tox.ini b/tox.ini
+--- a/tox.ini
++++ b/tox.ini
+@@ -1,2 +1,3 @@
+ another word
++added
+ verbose
+"""
+
+
+def test_a_half_applied_patch_is_not_applied_to_again(project: Project) -> None:
+    """`git apply --reject` leaves the halves that fit, and `patch --batch` then takes them back."""
+    with project.start() as instance:
+        instance.write_file("/tmp/patch", HALF_FUZZY)
+        harness = (
+            "git apply --verbose --reject /tmp/patch || patch --batch --fuzz=5 -p1 -i /tmp/patch"
+        )
+        assert instance.run(harness).exit_code == 0
+        assert instance.read_file("/testbed/code.sh") == b"answer=41\n"
+    output = project.evaluate(HALF_FUZZY, command="cat tox.ini; git status --porcelain; runner x")
+    assert "\n+answer=42\n" in output.log
+    assert "\n+added\n" in output.log
+    assert ".orig" not in output.log
+    assert ".rej" not in output.log
 
 
 def test_lines_of_a_test_patch_may_end_as_they_like(project: Project) -> None:

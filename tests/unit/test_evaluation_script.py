@@ -162,8 +162,7 @@ TO_THE_END = f"+{NONCE} : '>>>>> End{_REST}"
 FORGED_START = "+ : '>>>>> Start Test Output'\n"
 FORGED_END = TO_THE_END.replace(NONCE, "")
 #: Both markers once, the last first.
-AROUND = output().log.replace("Start Test", "x").replace("End Test", "Start Test")
-AROUND = AROUND.replace("x Output", "End Test Output")
+AROUND = output().log.replace("Start", "x").replace(">> End", ">> Start").replace(">> x", ">> End")
 
 
 @pytest.mark.parametrize(

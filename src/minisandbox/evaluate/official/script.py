@@ -30,9 +30,11 @@ _APPLY_TRACE = "git apply (?:-v|--verbose) (?:--reject )?-"
 #: The last one; scripts that have no file to restore say so instead.
 _RESTORE = "(?:git checkout|echo) .*"
 
-#: As in the harness (run_evaluation.py, GIT_APPLY_CMDS); nothing else decides whether a patch
-#: applies.
-_APPLY = ("git apply --verbose", "git apply --verbose --reject", "patch --batch --fuzz=5 -p1 -i")
+#: The harness's own (run_evaluation.py, GIT_APPLY_CMDS) less the one between: `git apply --reject`
+#: ends with an error wherever `git apply` does, but leaves the hunks that fit, which
+#: `patch --batch` takes for a reversed patch and undoes. `--no-backup-if-mismatch` is ours: a
+#: backup would be an untracked file.
+_APPLY = ("git apply --verbose", "patch --batch --fuzz=5 --no-backup-if-mismatch -p1 -i")
 _PATCH = "/tmp/patch.diff"
 _SCRIPT = "/eval.sh"
 _START_FILE = "/tmp/eval.start"
@@ -59,7 +61,8 @@ def run_script(
     """Apply ``patch`` as the harness does and run ``script``; the instance must be fresh.
 
     ``timeout`` is in seconds and bounds the whole script, its installing included. The merged
-    output is written to ``log_path`` byte for byte. Raises ``PatchFailed``.
+    output is written to ``log_path`` byte for byte. Raises ``PatchFailed``, after which a part of
+    the patch may be there.
     """
     if patch.strip():
         _apply(instance, patch, timeout)
@@ -89,6 +92,8 @@ def run_script(
 
 
 def _apply(instance: Instance, patch: str, timeout: float) -> None:
+    if not patch.endswith("\n"):  # lost on its way from a model; to git the last hunk is cut off
+        patch += "\n"
     instance.write_file(_PATCH, patch.encode("utf-8", "surrogateescape"))
     said = ""
     for command in _APPLY:
