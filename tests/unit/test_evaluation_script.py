@@ -227,6 +227,18 @@ def test_a_spec_of_another_grader_is_refused(spec: str, said: str) -> None:
         grader.grade(replace(TASK, test_spec=spec), [output()])
 
 
+def test_all_that_decides_verdicts_is_in_the_identity(tmp_path: Path) -> None:
+    tool = OfficialTool("swebench-4.1")
+    before = OfficialGrader(tool).identity
+    assert set(before) == {"swebench", "requirements", "bridge", "method"}
+    for file, part in (("requirements", "requirements"), ("bridge", "bridge")):
+        changed = tmp_path / file
+        changed.write_bytes(b"changed")
+        tool.pin = replace(PINS["swebench-4.1"], **{file: str(changed)})
+        after = OfficialGrader(tool).identity
+        assert {name for name in before if before[name] != after[name]} == {part}
+
+
 def test_every_pinned_package_has_hashes() -> None:
     for pin in PINS.values():
         text = pin.requirements_path.read_text(encoding="utf-8")

@@ -14,6 +14,11 @@ from minisandbox.evaluate.official.tool import Answer, OfficialTool
 from minisandbox.evaluate.run_tests import TestOutput
 from minisandbox.runtime import Instance
 
+#: Version of what is done around the official code: how a patch is applied, what a log must show,
+#: what of the harness's report decides. A change of meaning in this module or in script.py counts
+#: it up, and makes every validation anew.
+_METHOD = 2
+
 
 @dataclass(frozen=True)
 class OfficialGrader:
@@ -33,7 +38,12 @@ class OfficialGrader:
     @property
     def identity(self) -> Mapping[str, str]:
         pin = self.tool.pin
-        return {pin.distribution: pin.version, "requirements": pin.digest}
+        return {
+            pin.distribution: pin.version,
+            "requirements": pin.digest,
+            "bridge": pin.bridge_digest,
+            "method": str(_METHOD),
+        }
 
     def specify(
         self, tasks: Sequence[Task], *, mirrors: Mapping[str, Path]

@@ -31,8 +31,17 @@ class Pin:
 
     @functools.cached_property
     def digest(self) -> str:
-        """``sha256:`` of the requirement list: what the grader's verdicts were made with."""
-        return "sha256:" + hashlib.sha256(self.requirements_path.read_bytes()).hexdigest()
+        """``sha256:`` of the requirement list: what the grader's environment is made of."""
+        return _digest(self.requirements_path)
+
+    @functools.cached_property
+    def bridge_digest(self) -> str:
+        """``sha256:`` of the script that asks the official code."""
+        return _digest(self.bridge_path)
+
+
+def _digest(path: Path) -> str:
+    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 #: The official graders by the name that recipes use.
