@@ -18,6 +18,9 @@ from minisandbox.evaluate.official.pins import PINS
 from minisandbox.records import codec
 from minisandbox.records.plan import InstancePlan, Recipe
 
+#: Fields of a recipe that no file can have: the planner makes them of a dataset's specifications.
+PLANNED = ("dropped", "requirement_file")
+
 
 def read_recipes(folder: Path) -> dict[str, Recipe]:
     """All recipes by name (the file's name without ending); raises ``InvalidInput``."""
@@ -43,6 +46,13 @@ def read_recipe(path: Path) -> Recipe:
     data = read_yaml(path)
     if not isinstance(data, dict):
         raise InvalidInput(str(path), "is not a mapping", "see docs/how-to/own-dataset.md")
+    for key in PLANNED:
+        if key in data:
+            raise InvalidInput(
+                f"{path}: key {key!r}",
+                "is made from a dataset's 'specifications' or 'pinned_environments'",
+                "remove it, and list requirements in 'packages'",
+            )
     recipe = codec.decode(Recipe, {"name": path.stem, **data}, where=str(path))
     _check(recipe, str(path))
     return recipe

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from minisandbox.build.config import Config, DatasetConfig
+from minisandbox.build.recipes import PLANNED
 from minisandbox.records.manifest import ManifestRow
 from minisandbox.records.plan import Recipe
 from minisandbox.records.stages import (
@@ -80,7 +81,17 @@ def json_schema(cls: type) -> dict[str, Any]:
     from pydantic import TypeAdapter
 
     schema = TypeAdapter(cls).json_schema()
+    if cls is Recipe:
+        _as_in_files(schema)
     for part in (schema, *schema.get("$defs", {}).values()):
         if part.get("type") == "object" and "properties" in part:
             part["additionalProperties"] = False
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _as_in_files(recipe: dict[str, Any]) -> None:
+    """Recipes are called as their file, and some fields come from the planner alone."""
+    recipe["required"].remove("name")
+    for name in PLANNED:
+        del recipe["properties"][name]
+    del recipe["$defs"]  # of those fields only
