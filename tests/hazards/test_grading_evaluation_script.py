@@ -17,6 +17,7 @@ import pytest
 
 from minisandbox.errors import PatchFailed
 from minisandbox.evaluate import run_tests
+from minisandbox.evaluate.grading import PreparationFailed
 from minisandbox.evaluate.official.script import graded_part, run_script, trouble
 from minisandbox.idmap import call_mapped, current, remove_tree
 from minisandbox.records.layer import LayerRef
@@ -363,6 +364,20 @@ def test_a_half_applied_patch_is_not_applied_to_again(project: Project) -> None:
     assert "\n+added\n" in output.log
     assert ".orig" not in output.log
     assert ".rej" not in output.log
+
+
+def test_a_checkout_that_cannot_be_prepared_says_nothing_of_the_patch(project: Project) -> None:
+    elsewhere = project.script(ADDED).replace(project.base, "0" * 40)
+    with project.start() as instance, pytest.raises(PreparationFailed, match="on top of 0000"):
+        run_script(
+            instance,
+            elsewhere,
+            patch=FIX,
+            test_patch=ADDED,
+            env={},
+            timeout=60,
+            log_path=project.root / "log",
+        )
 
 
 def test_lines_of_a_test_patch_may_end_as_they_like(project: Project) -> None:

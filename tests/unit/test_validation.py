@@ -4,14 +4,23 @@ makes its records anew.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from minisandbox import keys
 from minisandbox.build import stage, validate
-from minisandbox.errors import EXIT_OK, InvalidInput
+from minisandbox.errors import EXIT_OK, InvalidInput, MiniSandboxError, PatchFailed
+from minisandbox.evaluate import run_tests
+from minisandbox.evaluate.grading import (
+    Grade,
+    GraderFailed,
+    GraderUnavailable,
+    LogGrader,
+    PreparationFailed,
+)
 from minisandbox.records import codec
 from minisandbox.records.plan import BatchPlan, InstancePlan, Recipe
 from minisandbox.records.stages import (
@@ -136,6 +145,45 @@ def test_an_official_grader_derives_nothing(
     assert record.failure.kind == "derive"
     assert record.failure.kind in FAILURE_KINDS
     assert "FAIL_TO_PASS" in record.failure.message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breaking(LogGrader):
+    """Ends every run, or every grading, with an error."""
+
+    error: MiniSandboxError
+    when: str
+
+    def run(self, instance: object, task: object, **options: object) -> run_tests.TestOutput:
+        if self.when == "run":
+            raise self.error
+        return run_tests.TestOutput("", 0, False, False, seconds=1.0)
+
+    def grade(self, task: object, outputs: object) -> tuple[Grade, ...]:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (GraderFailed("swebench-4.1", "one", "it is Tuesday"), "grader"),
+        (PreparationFailed("one", "no space left"), "incomplete"),
+        (PatchFailed("test patch", "no such file"), "patch"),
+        (GraderUnavailable("swebench-4.1", "it ended early", remedy="wait"), "grader"),
+    ],
+)
+def test_what_a_grader_raises_is_no_bug_of_ours(
+    job: Stage, monkeypatch: pytest.MonkeyPatch, error: MiniSandboxError, kind: str
+) -> None:
+    job.failure = None
+    monkeypatch.setattr(validate, "start_instance", lambda *_, **__: nullcontext())
+    for when in ("run", "grade") if kind == "grader" else ("run",):
+        job.recipe = replace(job.recipe, parser=when)  # makes the record anew
+        grader = Breaking("pytest", "pytest -rA", error=error, when=when)
+        monkeypatch.setattr(validate, "grader_named", lambda *_, found=grader, **__: found)
+        (record,) = job.run().instances
+        assert record.failure is not None
+        assert (record.failure.kind, record.failure.message) == (kind, str(error))
 
 
 @pytest.mark.parametrize(

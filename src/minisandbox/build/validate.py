@@ -27,10 +27,11 @@ from minisandbox.evaluate.grading import (
     GraderFailed,
     GraderUnavailable,
     LogGrader,
+    PreparationFailed,
     Task,
     derive_lists,
 )
-from minisandbox.evaluate.judging import official_grader
+from minisandbox.evaluate.judging import environment_commit, grader_named
 from minisandbox.evaluate.logs import Status
 from minisandbox.evaluate.run_tests import TestOutput
 from minisandbox.records import codec
@@ -48,7 +49,7 @@ from minisandbox.sandbox import Profile
 from minisandbox.store import NodeStore, Store, default_node_root
 
 #: Version of how validation is done; a change of meaning makes every record anew.
-_METHOD = 3
+_METHOD = 4
 _MAX_FAILING = 100
 
 
@@ -150,16 +151,9 @@ def run(
 
 def _grader(plan: BatchPlan) -> Grader:
     recipe = plan.recipe
-    if recipe.grader == "log":
-        return LogGrader(recipe.parser, recipe.test, recipe.rebuild, recipe.env, recipe.timeout)
-    return official_grader(
-        recipe.grader,
-        f"recipe {recipe.name}",
-        tools=Path(plan.tools),
-        env=recipe.env,
-        timeout=recipe.timeout,
-        report=tqdm.write,
-    )
+    commands = LogGrader(recipe.parser, recipe.test, recipe.rebuild, recipe.env, recipe.timeout)
+    where = f"recipe {recipe.name}"
+    return grader_named(recipe.grader, where, commands, tools=Path(plan.tools), report=tqdm.write)
 
 
 def _inputs(batch: _Batch, instance: InstancePlan) -> str:
@@ -171,7 +165,7 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
     else:
         test |= {
             "grader": [recipe.grader, dict(batch.grader.identity)],
-            "row": [row.repo, row.version, row.base_commit, _environment_commit(row)],
+            "row": [row.repo, row.version, row.base_commit, environment_commit(row.extra)],
         }
     return keys.digest_of(
         {
@@ -186,10 +180,6 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
     )
 
 
-def _environment_commit(row: InstancePlan) -> str:
-    return str(row.extra.get("environment_setup_commit") or "")
-
-
 def _task(row: InstancePlan) -> Task | None:
     """What a grader has to know of a row; ``None`` if the row does not say which tests decide."""
     if not row.fail_to_pass or row.pass_to_pass is None:
@@ -202,7 +192,7 @@ def _task(row: InstancePlan) -> Task | None:
         test_patch=row.test_patch,
         fail_to_pass=row.fail_to_pass,
         pass_to_pass=row.pass_to_pass,
-        environment_commit=_environment_commit(row),
+        environment_commit=environment_commit(row.extra),
     )
 
 
@@ -356,6 +346,8 @@ def _graded(
     outputs = [_run(case, grader, task, "", "empty"), _run(case, grader, task, patch, "gold")]
     try:
         empty, gold = grader.grade(task, outputs)
+    except GraderFailed as error:
+        raise StageFailed("grader", str(error)) from error
     except GraderUnavailable as error:
         raise _unavailable(error) from error
     return (
@@ -401,6 +393,10 @@ def _run(case: _Case, grader: Grader, task: Task, patch: str, name: str) -> Test
             raise StageFailed(
                 "patch", str(error), hint="check the row's 'patch' and 'test_patch'"
             ) from None
+        except PreparationFailed as error:
+            raise StageFailed("incomplete", str(error), hint="was something full?") from None
+        except GraderFailed as error:
+            raise StageFailed("grader", str(error)) from None
         except GraderUnavailable as error:
             raise _unavailable(error) from error
 

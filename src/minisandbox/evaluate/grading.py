@@ -46,17 +46,27 @@ class GraderFailed(MiniSandboxError):
         super().__init__(f"{grader} cannot grade {instance_id}: {reason}")
 
 
+class PreparationFailed(MiniSandboxError):
+    """An instance cannot be made ready for its evaluation; says nothing of the patch under test."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(f"{name} cannot be made ready for its evaluation script: {reason}")
+
+
 class GraderUnavailable(MiniSandboxError):
-    """An official grader cannot be installed or started; ``transient`` says that it may be later,
-    and is the exit code 75.
+    """An official grader cannot be installed or started, or does not answer; ``transient`` says
+    that it may later, and is the exit code 75. ``remedy`` tells what to do otherwise.
     """
 
-    def __init__(self, grader: str, reason: str, *, transient: bool = False) -> None:
+    def __init__(self, grader: str, reason: str, *, remedy: str, transient: bool = False) -> None:
         self.grader = grader
         self.reason = reason
+        self.remedy = remedy
         self.transient = transient
         self.exit_code = EXIT_TRANSIENT if transient else EXIT_FAILED
-        hint = "try again" if transient else "check the package index that pip is configured for"
+        hint = "try again" if transient else remedy
         super().__init__(f"the grader {grader} is not available: {reason}; {hint}")
 
 
@@ -134,12 +144,13 @@ class Grader(Protocol):
         """Apply ``patch`` to the fresh ``instance`` and run the tests, with the log at
         ``log_path``.
 
-        Raises ``PatchFailed``, ``RebuildFailed`` or ``GraderFailed``.
+        Raises ``PatchFailed``, ``RebuildFailed``, ``PreparationFailed``, ``GraderFailed`` or
+        ``GraderUnavailable``.
         """
         ...
 
     def grade(self, task: Task, outputs: Sequence[TestOutput]) -> tuple[Grade, ...]:
-        """The grade of each run of ``task``; raises ``GraderUnavailable``."""
+        """The grade of each run of ``task``; raises ``GraderFailed`` or ``GraderUnavailable``."""
         ...
 
 

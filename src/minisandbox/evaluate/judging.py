@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.errors import InvalidInput, PatchFailed, RebuildFailed
-from minisandbox.evaluate.grading import Grade, Grader, GraderFailed, LogGrader, Task
+from minisandbox.evaluate.grading import (
+    Grade,
+    Grader,
+    GraderFailed,
+    LogGrader,
+    PreparationFailed,
+    Task,
+)
 from minisandbox.evaluate.official.grader import OfficialGrader
 from minisandbox.evaluate.official.pins import PINS
 from minisandbox.evaluate.official.tool import OfficialTool
@@ -62,6 +69,8 @@ def judge(
         grade = Grade("patch" if error.name == "patch" else "incomplete", reason=str(error))
     except RebuildFailed as error:
         grade = Grade("install", reason=str(error))
+    except PreparationFailed as error:
+        grade = Grade("incomplete", reason=str(error))
     except GraderFailed as error:
         grade = Grade("grader", reason=str(error))
     return Judgement(grade, output)
@@ -71,30 +80,34 @@ def grader_of(
     row: ManifestRow, *, tools: Path | None = None, report: Report | None = None
 ) -> Grader:
     """The grader that the row was validated with; raises ``InvalidInput`` for an unknown one."""
-    env = json.loads(row.test_env)
-    if row.grader == "log":
-        return LogGrader(
-            row.log_parser, row.test_command, row.rebuild_command, env, row.test_timeout
-        )
-    return official_grader(
-        row.grader, row.instance_id, tools=tools, env=env, timeout=row.test_timeout, report=report
+    commands = LogGrader(
+        row.log_parser,
+        row.test_command,
+        row.rebuild_command,
+        env=json.loads(row.test_env),
+        timeout=row.test_timeout,
     )
+    return grader_named(row.grader, row.instance_id, commands, tools=tools, report=report)
 
 
-def official_grader(
+def grader_named(
     name: str,
     where: str,
+    commands: LogGrader,
     *,
-    tools: Path | None,
-    env: Mapping[str, str],
-    timeout: float,
+    tools: Path | None = None,
     report: Report | None = None,
-) -> OfficialGrader:
-    """An official grader by name; raises ``InvalidInput`` naming ``where`` for an unknown one."""
+) -> Grader:
+    """``commands`` themselves, or the official grader of that name with their variables and time
+    limit; raises ``InvalidInput`` naming ``where`` for an unknown one.
+    """
+    if name == commands.name:
+        return commands
     if name not in PINS:
         known = ", ".join(GRADERS)
         raise InvalidInput(where, f"is graded by {name!r}, which is unknown", f"known: {known}")
-    return OfficialGrader(OfficialTool(name, tools, report=report), env=env, timeout=timeout)
+    tool = OfficialTool(name, tools, report=report)
+    return OfficialGrader(tool, env=commands.env, timeout=commands.timeout)
 
 
 def task_of(row: ManifestRow) -> Task:
@@ -107,6 +120,11 @@ def task_of(row: ManifestRow) -> Task:
         test_patch=row.test_patch,
         fail_to_pass=row.FAIL_TO_PASS,
         pass_to_pass=row.PASS_TO_PASS,
-        environment_commit=str(json.loads(row.extra).get("environment_setup_commit") or ""),
+        environment_commit=environment_commit(json.loads(row.extra)),
         test_spec=row.test_spec,
     )
+
+
+def environment_commit(extra: Mapping[str, object]) -> str:
+    """Where a row's requirement files are read, by its columns that only some datasets have."""
+    return str(extra.get("environment_setup_commit") or "")

@@ -13,8 +13,8 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from minisandbox.errors import InvalidInput, MiniSandboxError, PatchFailed
-from minisandbox.evaluate.grading import Grade, cut_short
+from minisandbox.errors import InvalidInput, PatchFailed
+from minisandbox.evaluate.grading import Grade, PreparationFailed, cut_short
 from minisandbox.evaluate.patches import patched_paths
 from minisandbox.evaluate.run_tests import TestOutput, capture
 from minisandbox.runtime import Instance
@@ -62,7 +62,7 @@ def run_script(
 
     ``timeout`` is in seconds and bounds the whole script, its installing included. The merged
     output is written to ``log_path`` byte for byte. Raises ``PatchFailed``, after which a part of
-    the patch may be there.
+    the patch may be there, and ``PreparationFailed``.
     """
     if patch.strip():
         _apply(instance, patch, timeout)
@@ -123,7 +123,9 @@ def _keep_changes(instance: Instance, base: str) -> None:
     result = instance.run(script, user=0, timeout=600, merge_stderr=True)
     if result.exit_code != 0:
         last = result.text.strip().splitlines()[-1:] or [f"git ended with {result.exit_code}"]
-        raise MiniSandboxError(f"cannot prepare {base[:12]} for its evaluation script: {last[0]}")
+        raise PreparationFailed(
+            instance.sandbox.name, f"no commit on top of {base[:12]}: {last[0]}"
+        )
 
 
 def trouble(output: TestOutput, *, install: str) -> Grade | None:

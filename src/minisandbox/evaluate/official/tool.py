@@ -18,6 +18,7 @@ from minisandbox.errors import ProcessFailed
 from minisandbox.evaluate.grading import GraderUnavailable
 from minisandbox.evaluate.official.pins import PINS, Pin
 from minisandbox.evaluate.official.venv import Report, default_tools, tool_python
+from minisandbox.process import ProcessTimedOut
 
 #: Seconds for one call: seconds to import the harness, then milliseconds an item.
 _TIMEOUT = 1800
@@ -140,19 +141,26 @@ class OfficialTool:
             "items": list(items),
             "mirrors": {repo: str(path.absolute()) for repo, path in (mirrors or {}).items()},
         }
+        python = self.python()
         # UTF-8 whatever the locale, because the harness opens logs in the default encoding; and
         # nothing of the caller's folders or settings.
-        words = [self.python(), "-I", "-X", "utf8", self.pin.bridge_path]
+        words = [python, "-I", "-X", "utf8", self.pin.bridge_path]
+        remedy = f"remove {python.parents[1]} to have it installed again"
         try:
             done = process.run(
                 words, stdin=json.dumps(request).encode("utf-8"), env=_env(), timeout=_TIMEOUT
             )
             answers: Any = json.loads(done.stdout)
+        except ProcessTimedOut as error:
+            reason = f"it did not answer within {error.timeout:.0f} s"
+            raise GraderUnavailable(self.pin.name, reason, remedy=remedy, transient=True) from error
         except ProcessFailed as error:
-            lines = error.output.strip().splitlines() or ["it said nothing"]
-            raise GraderUnavailable(self.pin.name, f"it ended early: {lines[-1]}") from error
+            lines = error.output.strip().splitlines() or [f"it said nothing ({error.returncode})"]
+            reason = f"it ended early: {lines[-1]}"
+            raise GraderUnavailable(self.pin.name, reason, remedy=remedy) from error
         except ValueError as error:
-            raise GraderUnavailable(self.pin.name, f"its answer is no JSON: {error}") from error
+            reason = f"its answer is no JSON: {error}"
+            raise GraderUnavailable(self.pin.name, reason, remedy=remedy) from error
         return cast("list[Answer]", answers)
 
 

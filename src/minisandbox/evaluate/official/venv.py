@@ -57,12 +57,17 @@ def default_tools() -> Path:
     return default_node_root() / "tools"
 
 
+def place_of(pin: Pin, tools: Path) -> Path:
+    """The folder below ``tools`` of the environment of ``pin`` as this Python makes it."""
+    return tools.absolute() / f"{pin.name}-{_digest(pin)}"
+
+
 def tool_python(pin: Pin, tools: Path, *, report: Report | None = None) -> Path:
     """The python of the environment of ``pin`` below ``tools``; made on first use.
 
     Raises ``GraderUnavailable``, which says whether trying again may help.
     """
-    target = tools.absolute() / f"{pin.name}-{_digest(pin)}"
+    target = place_of(pin, tools)
     if not target.is_dir() and report is not None:
         report(f"installing {pin.distribution} {pin.version}, once, into {target}")
     try:
@@ -70,7 +75,11 @@ def tool_python(pin: Pin, tools: Path, *, report: Report | None = None) -> Path:
             target, target.with_name(f".{target.name}.lock"), lambda work: _fill(work, pin)
         )
     except OSError as error:
-        raise GraderUnavailable(pin.name, f"{target} cannot be made: {error.strerror}") from error
+        raise GraderUnavailable(
+            pin.name,
+            f"{target} cannot be made: {error.strerror}",
+            remedy="check free space and permissions",
+        ) from error
     return target / "bin" / "python"
 
 
@@ -95,6 +104,7 @@ def _fill(work: Path, pin: Pin) -> None:
         raise GraderUnavailable(
             pin.name,
             f"{pin.distribution} {pin.version} cannot be installed: {_decisive(error.output)}",
+            remedy="check the package index that pip is configured for",
             transient=any(word in error.output.lower() for word in _UNREACHED),
         ) from error
     except BaseException:
