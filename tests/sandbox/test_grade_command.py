@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from minisandbox.cli.main import main
+from minisandbox.evaluate.official.pins import PINS
+from minisandbox.evaluate.official.venv import place_of
 from minisandbox.idmap import call_mapped, current, remove_tree
 from minisandbox.records import codec
 from minisandbox.records.manifest import Base, BuildSeconds, Logs, ManifestRow
@@ -34,6 +36,32 @@ RUN = (
     ". ./code.sh; echo '=== short test summary info ==='; "
     "[ $answer = 42 ] && echo PASSED t::a || echo FAILED t::a"
 )
+
+TEST_PATCH = """\
+diff --git a/test.sh b/test.sh
+new file mode 100644
+--- /dev/null
++++ b/test.sh
+@@ -0,0 +1 @@
++true
+"""
+SCRIPT = f"""\
+set -x
+git apply -v - <<'EOF'
+{TEST_PATCH}
+EOF
+: '>>>>> Start Test Output'
+bash test.sh
+: '>>>>> End Test Output'
+git checkout HEAD test.sh
+"""
+SPEC = {
+    "grader": "swebench-4.1",
+    "version": "4.1.0",
+    "eval_script": SCRIPT,
+    "install": "",
+    "test_spec": {},
+}
 
 
 def git(folder: Path, *words: str) -> str:
@@ -110,6 +138,13 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         replace(row, instance_id="unbuildable", rebuild_command="exit 4"),
         replace(row, instance_id="official", grader="swebench-4.1"),
         replace(row, instance_id="newer", grader="swebench-9"),
+        replace(
+            row,
+            instance_id="breaking",
+            grader="swebench-4.1",
+            test_patch=TEST_PATCH,
+            test_spec=json.dumps(SPEC),
+        ),
     ]
     lines = [json.dumps(codec.encode(item)) for item in rows]
     (root / "manifest.jsonl").write_text("\n".join(lines) + "\n")
@@ -170,6 +205,20 @@ def test_what_is_no_verdict_is_a_failure(grade, instance: str, outcome: str) -> 
         assert (code, answer["outcome"]) == (1, outcome)
         assert (answer["verdict"], answer["resolved"]) == (False, False)
         assert answer["reason"]
+
+
+def test_the_grader_is_the_cache_s_own_and_one_that_breaks_is_said(grade, cache: Path) -> None:
+    """A grader that was built with the cache is not installed a second time."""
+    place = place_of(PINS["swebench-4.1"], cache / "tools")
+    (place / "bin").mkdir(parents=True)
+    python = place / "bin/python"
+    python.write_text("#!/bin/sh\necho no memory >&2\nexit 3\n")
+    python.chmod(0o755)
+    code, answer = grade("breaking", "--gold")
+    assert code == 1
+    assert "ended early: no memory" in answer["error"]
+    assert f"remove {place}" in answer["error"]
+    assert "package index" not in answer["error"]
 
 
 def test_what_is_wrong_with_the_call(grade) -> None:

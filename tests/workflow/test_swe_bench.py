@@ -171,12 +171,17 @@ def test_a_version_that_nobody_specified_is_a_row_with_the_reason(built: Built) 
 def test_grading_again_needs_the_cache_alone(built: Built, tmp_path: Path) -> None:
     (built.folder / "results/mirrors").rename(tmp_path / "mirrors")
     argv = [MINISANDBOX, "grade", "pallets__flask-0", "--cache", str(built.folder / "results")]
-    tools = ["--tools", str(built.folder / "results/tools"), "--json"]
+    # Not the package index: the grader is the one that the build installed.
+    env = {**os.environ, "PIP_INDEX_URL": "http://127.0.0.1:9/simple"}
     try:
         gold, empty = (
             json.loads(
                 subprocess.run(
-                    [*argv, which, *tools], cwd=tmp_path, check=True, capture_output=True
+                    [*argv, which, "--json"],
+                    cwd=tmp_path,
+                    env=env,
+                    check=True,
+                    capture_output=True,
                 ).stdout
             )
             for which in ("--gold", "--empty")
@@ -192,7 +197,7 @@ def test_a_patch_that_breaks_the_install_gets_no_verdict(built: Built, tmp_path:
     patch.write_text(row.patch + BREAKING_PATCH.format(line=built.first_line))
     argv = [MINISANDBOX, "grade", row.instance_id, "--cache", str(built.folder / "results")]
     done = subprocess.run(
-        [*argv, "--patch", str(patch), "--tools", str(built.folder / "results/tools"), "--json"],
+        [*argv, "--patch", str(patch), "--json"],
         cwd=tmp_path,
         check=False,
         capture_output=True,

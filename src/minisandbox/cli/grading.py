@@ -44,7 +44,9 @@ def add_commands(commands: Subparsers) -> None:
         "--log", type=Path, help="where the output of the tests goes (default: ID.WHICH.log here)"
     )
     grade.add_argument(
-        "--tools", type=Path, help="where official graders are kept (default: by the node store)"
+        "--tools",
+        type=Path,
+        help="where official graders are kept (default: the cache's own, else by the node store)",
     )
     grade.set_defaults(function=grade_patch)
 

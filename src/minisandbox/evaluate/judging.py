@@ -21,7 +21,7 @@ from minisandbox.evaluate.grading import (
 from minisandbox.evaluate.official.grader import OfficialGrader
 from minisandbox.evaluate.official.pins import PINS
 from minisandbox.evaluate.official.tool import OfficialTool
-from minisandbox.evaluate.official.venv import Report
+from minisandbox.evaluate.official.venv import Report, place_of
 from minisandbox.evaluate.run_tests import TestOutput
 from minisandbox.records.manifest import ManifestRow
 from minisandbox.runtime import Cache
@@ -50,10 +50,11 @@ def judge(
 ) -> Judgement:
     """Run the tests of a row with ``patch`` applied (empty: none) in a fresh instance, and grade.
 
-    Without a network. ``tools`` is where official graders are kept, by default a folder of this
-    machine. Raises what ``Cache.materialize`` does, and ``GraderUnavailable``.
+    Without a network. ``tools`` is where official graders are kept: by default the cache's own
+    folder where it has the row's grader, else one of this machine. Raises what
+    ``Cache.materialize`` does, and ``GraderUnavailable``.
     """
-    grader = grader_of(row, tools=tools, report=report)
+    grader = grader_of(row, tools=tools or _tools_of(cache, row), report=report)
     task = task_of(row)
     output: TestOutput | None = None
     try:
@@ -74,6 +75,13 @@ def judge(
     except GraderFailed as error:
         grade = Grade("grader", reason=str(error))
     return Judgement(grade, output)
+
+
+def _tools_of(cache: Cache, row: ManifestRow) -> Path | None:
+    """The folder in which the pipeline keeps graders beside the manifest, if the row's is there."""
+    own = cache.folder / "tools"
+    pin = PINS.get(row.grader)
+    return own if pin is not None and place_of(pin, own).is_dir() else None
 
 
 def grader_of(
