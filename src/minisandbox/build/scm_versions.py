@@ -2,15 +2,16 @@
 
 Setuptools_scm asks git for the last tag. An instance has no history, so when an evaluation script
 installs it again it would become 0.1.dev, and projects that check their own version refuse to run.
-The version that the install arrived at, with the history lent, is handed in instead.
+The version that the install arrived at, with the history lent, is handed in instead. Versioneer
+reads no such variable: its projects keep their version only until they are installed again.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from importlib import resources
 
+from packaging.utils import NormalizedName, canonicalize_name, canonicalize_version
 from packaging.version import InvalidVersion, Version
 
 from minisandbox.build.workshop import Workshop
@@ -21,6 +22,9 @@ from minisandbox.runtime.instance import TESTBED
 #: this project alone. Before, setup.py projects need the one that is for all.
 _KNOWS_NAMES = Version("7.0")
 
+#: A distribution, normalised.
+Release = tuple[NormalizedName, str]
+
 
 def pretended_versions(
     shop: Workshop, *, served: Sequence[IndexFile], installed: Sequence[str]
@@ -28,11 +32,13 @@ def pretended_versions(
     """Variables for every process of the instance; none for projects that do not ask git.
 
     ``served`` are the index files of the install, ``installed`` the ``name==version`` lines of the
-    environment: they tell which setuptools_scm will read the variables.
+    environment: they tell what came from elsewhere, and which setuptools_scm will read the
+    variables.
     """
     script = resources.files("minisandbox.build") / "scripts" / "scm_version.py"
     found = shop.run(
-        ["python", "-"],
+        # Isolated: else modules are looked for in the repository first.
+        ["python", "-I", "-", TESTBED],
         stdin=script.read_bytes(),
         failure="install",
         what="asking for the version",
@@ -41,23 +47,53 @@ def pretended_versions(
         timeout=120,
         quiet=True,
     )
-    versions = dict(line.split(" ", 1) for line in found.text.splitlines() if " " in line)
+    others = {*releases(installed), *(_release(file.project, file.version) for file in served)}
+    # With the host's network, what is new may come from anywhere.
+    versions = own_versions(found.text, others=None if shop.network == "host" else others)
     variables = {
-        f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{re.sub(r'[-_.]+', '_', name).upper()}": version
+        f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{name.replace('-', '_').upper()}": version
         for name, version in versions.items()
     }
-    if len(versions) == 1 and not _knows_names(served, installed):
+    if len(versions) == 1 and not _knows_names(others):
         variables["SETUPTOOLS_SCM_PRETEND_VERSION"] = next(iter(versions.values()))
     return variables
 
 
-def _knows_names(served: Sequence[IndexFile], installed: Sequence[str]) -> bool:
-    texts = [file.version for file in served if file.project == "setuptools-scm"]
-    for line in installed:
-        name, _, version = line.partition("==")
-        if re.sub(r"[-_.]+", "-", name).lower() == "setuptools-scm":
-            texts.append(version)
+def own_versions(listing: str, *, others: Collection[Release] | None) -> dict[NormalizedName, str]:
+    """The versions of the repository's own distributions, from what ``scripts/scm_version.py``
+    printed.
+
+    Not every installer notes where a distribution comes from (``setup.py install`` and pip before
+    20.1 do not). One without a note is the repository's if it is not among ``others``, the releases
+    that the environment had and the index served; if those are not known, it is not.
+    """
+    own: dict[NormalizedName, str] = {}
+    unknown: dict[NormalizedName, str] = {}
+    for line in listing.splitlines():
+        match line.split():
+            case ["own", name, version]:
+                own[canonicalize_name(name)] = version
+            case ["other", name, version]:
+                if others is not None and _release(name, version) not in others:
+                    unknown[canonicalize_name(name)] = version
+            case _:
+                continue  # what the interpreter says besides
+    return unknown | own
+
+
+def releases(lines: Iterable[str]) -> set[Release]:
+    """The releases that ``name==version`` lines name."""
+    parted = (line.partition("==") for line in lines)
+    return {_release(name, version) for name, _, version in parted}
+
+
+def _release(name: str, version: str) -> Release:
+    return canonicalize_name(name), canonicalize_version(version)
+
+
+def _knows_names(others: Collection[Release]) -> bool:
     try:
-        return bool(texts) and min(map(Version, texts)) >= _KNOWS_NAMES
+        versions = [Version(version) for name, version in others if name == "setuptools-scm"]
     except InvalidVersion:
         return False
+    return bool(versions) and min(versions) >= _KNOWS_NAMES
