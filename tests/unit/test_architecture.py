@@ -1,8 +1,8 @@
 """The arrows between the modules of the package, read from the source itself.
 
-errors, atomic, records, keys, linux, idmap <- process, archive <- store, sandbox <- runtime
-<- evaluate <- build <- cli. Stages of the pipeline meet in records on disk and never import each
-other.
+errors, atomic, records, keys, linux, idmap <- process, archive, pipconfig <- store, sandbox
+<- runtime <- evaluate <- build <- cli. Stages of the pipeline meet in records on disk and never
+import each other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PACKAGE = "minisandbox"
 #: Each layer may import from itself and from those above it in this list.
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"errors", "atomic", "records", "keys", "linux", "idmap", "namespaces", "removal"}),
-    frozenset({"process", "archive"}),
+    frozenset({"process", "archive", "pipconfig"}),
     frozenset({"store", "sandbox"}),
     frozenset({"runtime"}),
     frozenset({"evaluate"}),

@@ -22,6 +22,7 @@ from minisandbox.evaluate.official.grader import OfficialGrader
 from minisandbox.evaluate.official.pins import PINS, Pin
 from minisandbox.evaluate.official.script import trouble
 from minisandbox.evaluate.official.tool import OfficialTool
+from minisandbox.pipconfig import pip_settings
 
 PIP = "python -m pip install -e ."
 SETUP = "python setup.py build; python setup.py install"
@@ -272,7 +273,9 @@ def index(monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHTTPServer]:
         monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{server.server_port}/simple")
         monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
         monkeypatch.setenv("UV_NO_CACHE", "1")
+        pip_settings.cache_clear()
         yield server
+        pip_settings.cache_clear()
         server.shutdown()
         thread.join()
 

@@ -1,22 +1,19 @@
 """The package index that this machine's pip is configured for, and its certificates.
 
-Read once a process, from pip itself, so that its files, sections and variables count as they do for
-pip. What installers in a sandbox need of it comes as variables and binds.
+What installers in a sandbox need of it comes as variables and binds.
 """
 
 from __future__ import annotations
 
-import ast
 import functools
 import os
 import ssl
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from minisandbox import process
+from minisandbox.pipconfig import pip_settings
 from minisandbox.sandbox import Bind
 
 DEFAULT_INDEX = "https://pypi.org/simple"
@@ -37,21 +34,6 @@ class IndexSettings:
 
 #: Variables by which people name a certificate bundle, pip's own first.
 _CA_VARIABLES = ("PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "SSL_CERT_FILE")
-
-
-@functools.cache
-def pip_settings() -> Mapping[str, str]:
-    """Pip's options by name, from its files and the environment; empty where there is no pip."""
-    # Not `pip config get`: that reads one file only, and misses what is in /etc/pip.conf.
-    listed = process.run([sys.executable, "-m", "pip", "config", "list"], check=False)
-    lines = listed.stdout.decode("utf-8", "replace").splitlines()
-    settings: dict[str, str] = {}
-    for section in ("global.", "install.", ":env:."):  # the later ones win
-        for line in lines:
-            name, _, value = line.partition("=")
-            if name.startswith(section):
-                settings[name.removeprefix(section)] = str(ast.literal_eval(value))
-    return settings
 
 
 def index_url() -> str:

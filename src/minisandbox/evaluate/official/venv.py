@@ -6,7 +6,6 @@ hash in the list. uv installs them where it is there and can be told that index,
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import importlib.util
 import os
@@ -19,6 +18,7 @@ from minisandbox import atomic, process
 from minisandbox.errors import ProcessFailed
 from minisandbox.evaluate.grading import GraderUnavailable
 from minisandbox.evaluate.official.pins import Pin
+from minisandbox.pipconfig import pip_settings
 from minisandbox.store import default_node_root
 
 #: Told what takes long.
@@ -91,7 +91,7 @@ def _digest(pin: Pin) -> str:
 
 def _fill(work: Path, pin: Pin) -> None:
     try:
-        settings = _pip_settings()
+        settings = pip_settings()
         if _uv_can_follow(settings):
             _install_by_uv(work, pin, settings)
         else:
@@ -134,21 +134,6 @@ def _install_by_pip(work: Path, pin: Pin) -> None:
     process.run([sys.executable, "-m", "venv", work], env=_clean(), timeout=300)
     install = [work / "bin" / "python", "-m", "pip", "install", "--require-hashes", "--no-input"]
     process.run([*install, "--requirement", pin.requirements_path], env=_clean(), timeout=_TIMEOUT)
-
-
-def _pip_settings() -> Mapping[str, str]:
-    """Pip's options by name, from its files and the environment; empty where there is no pip."""
-    listed = process.run(
-        [sys.executable, "-m", "pip", "config", "list"], env=_clean(), check=False, timeout=60
-    )
-    lines = listed.stdout.decode("utf-8", "replace").splitlines()
-    settings: dict[str, str] = {}
-    for section in ("global.", "install.", ":env:."):  # the later ones win
-        for line in lines:
-            name, _, value = line.partition("=")
-            if name.startswith(section):
-                settings[name.removeprefix(section)] = str(ast.literal_eval(value))
-    return settings
 
 
 def _uv_can_follow(settings: Mapping[str, str]) -> bool:
