@@ -62,7 +62,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if mood == "reset":
             return
         if mood == "store":
-            return self.deny()
+            self.deny()
+            return
         self.send_response(mood if isinstance(mood, int) else 200)
         self.send_header("Content-Type", "application/vnd.pypi.simple.v1+json")
         if mood in (200, "cut", "other half"):

@@ -127,7 +127,5 @@ def listed(attempts: Sequence[Attempt]) -> tuple[str, ...]:
     addresses = tried[:-1] if uncounted else tried
     more = max(len(addresses) - _MAX_TRIED, 0)
     if uncounted:
-        last = [f"and at least {more + 1} more"]
-    else:
-        last = [f"and {more} more"] if more else []
-    return (*addresses[:_MAX_TRIED], *last)
+        return (*addresses[:_MAX_TRIED], f"and at least {more + 1} more")
+    return (*addresses[:_MAX_TRIED], *([f"and {more} more"] if more else []))

@@ -64,9 +64,9 @@ _MAX_LOGGED = 8 * 2**20
 class Workshop:
     """A build sandbox as a context manager. ``seconds`` adds up time by purpose.
 
-    ``index`` says what the package index holds, where ``network`` is ``index``; only builds that run
-    foreign code have one. Whatever they fail with brings along what they asked of the network, for
-    the field ``network`` of the record.
+    ``index`` says what the package index holds, where ``network`` is ``index``; only builds that
+    run foreign code have one. Whatever they fail with brings along what they asked of the network,
+    for the field ``network`` of the record.
     """
 
     def __init__(
