@@ -47,7 +47,7 @@ def test_a_record_survives_the_round_trip(tmp_path: Path) -> None:
         ({"layers": {}}, "'layers'"),
         ({"layers": [{"kind": "environment"}]}, "'layers[0].digest'"),
         ({"failure": []}, "'failure'"),
-        ({"packages": [1]}, "'lock[0]'"),
+        ({"packages": [1]}, "'packages[0]'"),
     ],
 )
 def test_what_does_not_fit_is_named(change: dict[str, object], said: str) -> None:
