@@ -97,9 +97,7 @@ def run(
             lock.check_python(interpreter.python)
         listed = requirements_of(plan, clones)
         with _workshop(plan, interpreter, store, log, lock.files if lock else None) as shop:
-            record = _build(shop, plan, interpreter, (*listed.packages, *plan.packages))
-        if lock is not None:
-            lock.check(record.packages)
+            record = _build(shop, plan, interpreter, (*listed.packages, *plan.packages), lock)
         return replace(record, dropped=(*plan.dropped, *listed.dropped))
 
     return stage.run_stage(
@@ -154,6 +152,7 @@ def _build(
     plan: EnvironmentPlan,
     interpreter: InterpreterRecord,
     packages: Sequence[str],
+    lock: locks.Lock | None,
 ) -> EnvironmentRecord:
     assert interpreter.layer is not None
     _create_venv(shop, interpreter)
@@ -174,6 +173,8 @@ def _build(
     _install(shop, plan, python, packages)
     _install(shop, plan, python, plan.pip_packages)
     resolved = _list_packages(shop)
+    if lock is not None:
+        lock.check(resolved)
     _check_paths(shop)
     use = shop.network_use()
     layer = shop.pack("environment", date=unix_date(plan.date or DEFAULT_DATE))

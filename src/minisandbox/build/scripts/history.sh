@@ -2,7 +2,8 @@
 #
 # setuptools_scm, versioneer and their kin ask git for the last tag. A checkout without history has none, and would
 # install itself as 0.1.dev, so objects and tags come from the mirror for as long as the install command runs.
-# Only tags that are ancestors; what is lent is gone afterwards, the version stays.
+# Only tags that are ancestors; what is lent is gone afterwards, the version stays. Versioneer has no variable that
+# would hand its version in: such a project keeps the one of this install only until it is installed again.
 set -eu
 action=$1 mirror=$2 commit=$3
 for folder in /testbed /testbed/.git; do
