@@ -85,6 +85,7 @@ def log(task: Task, tests: str) -> run_tests.TestOutput:
         "+ python -m pip install -e .\nSuccessfully installed flask-2.0\n"
         f"+ git checkout {task.base_commit} tests/test_app.py\n+ git apply -v -\n"
         f"+ : '>>>>> Start Test Output'\n{tests}\n+ : '>>>>> End Test Output'\n"
+        f"+ git checkout {task.base_commit} tests/test_app.py\n"
     )
     return run_tests.TestOutput(text, 0, False, False, seconds=1.0)
 
