@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.build.indexproxy import IndexProxy, Patience
-from minisandbox.build.indexproxy.fetching import Fetcher
+from minisandbox.build.index.proxy import IndexProxy, Patience
+from minisandbox.build.index.proxy.fetching import Fetcher
 
 CONTENT = os.urandom(1_000_000)
 PAGE = json.dumps(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.build.indexproxy import IndexProxy
-from minisandbox.build.upstream import certificates
+from minisandbox.build.index.proxy import IndexProxy
+from minisandbox.build.index.upstream import certificates
 from minisandbox.records.lock import IndexFile
 
 # Two builds in isolation, over the network.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.build.indexproxy import IndexProxy
+from minisandbox.build.index.proxy import IndexProxy
 
 CONTENT = os.urandom(2_000_000)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -28,7 +28,7 @@ FILE = "/files/foo/foo-1.tar.gz"
 BUILD = """
 import hashlib, http.client, socket, sys
 from pathlib import Path
-from minisandbox.build.indexproxy import IndexProxy
+from minisandbox.build.index.proxy import IndexProxy
 listener = socket.create_server(("127.0.0.1", 0))
 port = listener.getsockname()[1]
 with IndexProxy(cache=Path(sys.argv[1]), indexes=[sys.argv[2]]) as proxy:

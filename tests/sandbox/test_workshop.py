@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from minisandbox.build import stage
-from minisandbox.build.egress import INDEX_URL, IndexAccess
-from minisandbox.build.indexproxy.fetching import Fetcher
+from minisandbox.build.index.egress import INDEX_URL, IndexAccess
+from minisandbox.build.index.proxy.fetching import Fetcher
 from minisandbox.build.workshop import Workshop
 from minisandbox.errors import StageFailed
 from minisandbox.records.stages import InstanceRecord
@@ -62,7 +62,7 @@ def upstream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstream]:
         thread.start()
         url = f"http://127.0.0.1:{listener.server_port}/simple"
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setattr("minisandbox.build.indexproxy.proxy.index_urls", lambda: [url])
+        monkeypatch.setattr("minisandbox.build.index.proxy.proxy.index_urls", lambda: [url])
         monkeypatch.setattr(Fetcher, "_pause", lambda self, seconds: None)
         yield state
         listener.shutdown()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minisandbox.build.conda import (
+from minisandbox.build.planning.conda import (
     PipEnvironment,
     from_environment_yml,
     from_export,

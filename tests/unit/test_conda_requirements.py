@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minisandbox.build.conda import from_requirements
+from minisandbox.build.planning.conda import from_requirements
 from minisandbox.errors import InvalidInput
 
 EDITABLE = "editable: the install command of the recipe installs the repository"

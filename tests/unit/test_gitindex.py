@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.build.gitindex import normalise
+from minisandbox.build.checkouts.gitindex import normalise
 
 
 def git(folder: Path, *words: str) -> str:

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from minisandbox.build.indexproxy import IndexProxy, Patience
+from minisandbox.build.index.proxy import IndexProxy, Patience
 from minisandbox.errors import InvalidInput, StageFailed
 from minisandbox.records.lock import IndexFile
 
@@ -628,7 +628,7 @@ def test_what_is_kept_of_refusals_is_bounded(upstream: Upstream, start: Start) -
 def test_the_number_of_projects_is_bounded(
     upstream: Upstream, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minisandbox.build.indexproxy.catalogue._MAX_PROJECTS", 3)
+    monkeypatch.setattr("minisandbox.build.index.proxy.catalogue._MAX_PROJECTS", 3)
     client = start()
     statuses = [client.ask(f"/simple/secret-{number}/")[0] for number in range(5)]
     assert statuses == [404, 404, 404, 403, 403]

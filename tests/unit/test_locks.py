@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.build import locks, stage
+from minisandbox.build import stage
+from minisandbox.build.index import locks
 from minisandbox.errors import StageFailed
 from minisandbox.records import codec
 from minisandbox.records.lock import IndexFile

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.build import stage
-from minisandbox.build.egress import listed
+from minisandbox.build.index.egress import listed
 from minisandbox.errors import StageFailed, facts_of, keep_facts
 from minisandbox.records.stages import CloneRecord, EnvironmentRecord, NetworkUse, Record
 from minisandbox.sandbox import Attempt

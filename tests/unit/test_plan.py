@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minisandbox.build import plan
-from minisandbox.build.config import parse_config
+from minisandbox.build.planning.config import parse_config
 from minisandbox.errors import InvalidInput
 
 RECIPE = 'repo: owner/name\npython: "3.11"\npackages: [pytest==8.4.2]\ntest: python -m pytest -rA\n'

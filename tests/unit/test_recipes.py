@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from minisandbox.build.recipes import read_recipe
+from minisandbox.build.planning.recipes import read_recipe
 from minisandbox.errors import InvalidInput
 
 RECIPE = {"repo": "owner/project", "python": ">=3.11", "test": "python -m pytest"}

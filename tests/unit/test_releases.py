@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.build import releases
-from minisandbox.build.package_index import Index, download, find_release
-from minisandbox.build.upstream import DEFAULT_INDEX, pip_settings
+from minisandbox.build.checkouts import releases
+from minisandbox.build.index.package_index import Index, download, find_release
+from minisandbox.build.index.upstream import DEFAULT_INDEX, pip_settings
 from minisandbox.errors import StageFailed
 
 #: What a tar member is: bytes are a file, text is a symlink, a TarInfo is itself.

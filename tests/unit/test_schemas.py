@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.build.recipes import PLANNED
+from minisandbox.build.planning.recipes import PLANNED
 from minisandbox.build.schemas import PUBLISHED, json_schema, manifest_schema
 from minisandbox.records import stages
 from minisandbox.records.manifest import MANIFEST_SCHEMA, READABLE_SCHEMAS, ManifestRow

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from minisandbox.build import specifications
-from minisandbox.build.config import DatasetConfig, parse_config
 from minisandbox.build.plan import make_plan
+from minisandbox.build.planning import specifications
+from minisandbox.build.planning.config import DatasetConfig, parse_config
 from minisandbox.errors import InvalidInput
 from minisandbox.evaluate.official.tool import Specification
 from minisandbox.records.plan import InstancePlan

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
-from minisandbox.build import scm_versions
-from minisandbox.build.scm_versions import own_versions, releases
+from minisandbox.build.checkouts import scm_versions
+from minisandbox.build.checkouts.scm_versions import own_versions, releases
 
 SCRIPT = Path(scm_versions.__file__).with_name("scripts") / "scm_version.py"
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox import open_cache
-from minisandbox.build.package_index import Index, download, find_release
+from minisandbox.build.index.package_index import Index, download, find_release
 
 CLONE = Path(__file__).parents[2]
 MINISANDBOX = str(Path(sys.executable).with_name("minisandbox"))

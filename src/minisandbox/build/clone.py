@@ -16,8 +16,8 @@ from tqdm import tqdm
 
 from minisandbox import atomic, keys, process
 from minisandbox.build import stage
+from minisandbox.build.checkouts.releases import Index, build_repository, find_release
 from minisandbox.build.dropping import spare
-from minisandbox.build.releases import Index, build_repository, find_release
 from minisandbox.errors import StageFailed
 from minisandbox.records import codec
 from minisandbox.records.plan import RepositoryPlan

@@ -18,9 +18,10 @@ from pathlib import Path
 from packaging.version import Version
 
 from minisandbox import keys
-from minisandbox.build import locks, stage
-from minisandbox.build.egress import IndexAccess
-from minisandbox.build.requirement_files import requirements_of
+from minisandbox.build import stage
+from minisandbox.build.index import locks
+from minisandbox.build.index.egress import IndexAccess
+from minisandbox.build.planning.requirement_files import requirements_of
 from minisandbox.build.virtualenv_tool import supports, virtualenv_folder
 from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import StageFailed

@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox import keys
-from minisandbox.build import batches, locks, stage
-from minisandbox.build.checkout import (
+from minisandbox.build import batches, stage
+from minisandbox.build.checkouts.checkout import (
     INDEX,
     commit_install,
     lent_history,
     make_checkout,
     scripts_digest,
 )
-from minisandbox.build.egress import IndexAccess
-from minisandbox.build.rows import complete, release_row
-from minisandbox.build.scm_versions import pretended_versions
-from minisandbox.build.wheelhouse import pack_wheelhouse
+from minisandbox.build.checkouts.rows import complete, release_row
+from minisandbox.build.checkouts.scm_versions import pretended_versions
+from minisandbox.build.index import locks
+from minisandbox.build.index.egress import IndexAccess
+from minisandbox.build.index.wheelhouse import pack_wheelhouse
 from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import InvalidInput, StageFailed
 from minisandbox.records import codec

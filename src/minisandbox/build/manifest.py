@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from minisandbox import atomic, keys
 from minisandbox.build import stage
-from minisandbox.build.rows import complete
+from minisandbox.build.checkouts.rows import complete
 from minisandbox.build.schemas import manifest_schema
 from minisandbox.errors import EXIT_OK
 from minisandbox.records import codec

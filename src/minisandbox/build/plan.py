@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from minisandbox import atomic, keys
-from minisandbox.build.config import Config, DatasetConfig, parse_config
-from minisandbox.build.dataset import dataset_file, read_dataset_config, read_instances
-from minisandbox.build.recipes import find_recipe, read_recipes, recipe_files
-from minisandbox.build.specifications import (
+from minisandbox.build.planning.config import Config, DatasetConfig, parse_config
+from minisandbox.build.planning.dataset import dataset_file, read_dataset_config, read_instances
+from minisandbox.build.planning.recipes import find_recipe, read_recipes, recipe_files
+from minisandbox.build.planning.specifications import (
     environment_commit,
     export_files,
     specified_recipes,
@@ -109,7 +109,7 @@ def _digest(config: Config, base: Mapping[str, Any]) -> str:
 
 def _code_digest() -> str:
     """What of this package decides recipes that nobody wrote: pins and tables change with it."""
-    package = resources.files("minisandbox.build")
+    package = resources.files("minisandbox.build.planning")
     parts = [package / "specifications.py", *sorted((package / "conda").iterdir(), key=str)]
     return keys.digest_of(
         {

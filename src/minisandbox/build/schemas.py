@@ -16,8 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from minisandbox.build.config import Config, DatasetConfig
-from minisandbox.build.recipes import PLANNED
+from minisandbox.build.planning.config import Config, DatasetConfig
+from minisandbox.build.planning.recipes import PLANNED
 from minisandbox.records.manifest import ManifestRow
 from minisandbox.records.plan import Recipe
 from minisandbox.records.stages import (

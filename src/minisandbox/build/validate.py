@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from minisandbox import keys
 from minisandbox.build import batches, stage
-from minisandbox.build.rows import complete
+from minisandbox.build.checkouts.rows import complete
 from minisandbox.errors import InvalidInput, PatchFailed, RebuildFailed, StageFailed
 from minisandbox.evaluate.grading import (
     Grade,

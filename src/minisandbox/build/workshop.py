@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from minisandbox.build.egress import (
+from minisandbox.build.index.egress import (
     DISTUTILS_CONFIG,
     DISTUTILS_TEXT,
     INDEX_VARIABLES,
@@ -21,7 +21,7 @@ from minisandbox.build.egress import (
     IndexAccess,
     build_profile,
 )
-from minisandbox.build.upstream import index_settings, index_url
+from minisandbox.build.index.upstream import index_settings, index_url
 from minisandbox.errors import StageFailed, UnpackableTree, keep_facts
 from minisandbox.records.layer import LayerKind, LayerRef
 from minisandbox.records.lock import IndexFile

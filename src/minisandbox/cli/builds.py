@@ -76,7 +76,7 @@ def make_plan(arguments: argparse.Namespace) -> int:
     """``minisandbox plan``."""
     _require_build_extra()
     from minisandbox.build.plan import ensure_plan
-    from minisandbox.build.yamlfile import read_yaml
+    from minisandbox.build.planning.yamlfile import read_yaml
 
     config = read_yaml(arguments.config)
     if not isinstance(config, dict):

@@ -25,10 +25,10 @@ from waitress import wasyncore
 from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer, create_server
 
-from minisandbox.build.indexproxy.catalogue import Catalogue, Entry, TooManyProjects
-from minisandbox.build.indexproxy.fetching import Address, Fetcher, Patience
-from minisandbox.build.indexproxy.files import Copy, Download, Downloads, FileCache, Start, Write
-from minisandbox.build.upstream import index_urls
+from minisandbox.build.index.proxy.catalogue import Catalogue, Entry, TooManyProjects
+from minisandbox.build.index.proxy.fetching import Address, Fetcher, Patience
+from minisandbox.build.index.proxy.files import Copy, Download, Downloads, FileCache, Start, Write
+from minisandbox.build.index.upstream import index_urls
 from minisandbox.errors import InvalidInput, StageFailed
 from minisandbox.records.lock import IndexFile, is_filename
 

@@ -6,7 +6,7 @@ exactly that again. The names of the projects that a build asks for leave this m
 index, and to nobody else.
 """
 
-from minisandbox.build.indexproxy.fetching import Patience
-from minisandbox.build.indexproxy.proxy import IndexProxy
+from minisandbox.build.index.proxy.fetching import Patience
+from minisandbox.build.index.proxy.proxy import IndexProxy
 
 __all__ = ["IndexProxy", "Patience"]

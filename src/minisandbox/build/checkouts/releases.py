@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox import atomic, process
-from minisandbox.build.package_index import Index, Release, download, find_release
+from minisandbox.build.index.package_index import Index, Release, download, find_release
 from minisandbox.errors import ProcessFailed, StageFailed, UnsafeArchive
 
 #: Bytes of all files of one sdist together: they are in memory at once, and no real one comes near.

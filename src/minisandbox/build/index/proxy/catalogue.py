@@ -23,7 +23,7 @@ from simple_repository.content_negotiation import Format
 from simple_repository.packaging import extract_package_version
 from simple_repository.serializer import serialize
 
-from minisandbox.build.indexproxy.fetching import Address, Fetcher, Page
+from minisandbox.build.index.proxy.fetching import Address, Fetcher, Page
 from minisandbox.errors import InvalidInput, StageFailed
 from minisandbox.records.lock import IndexFile, is_filename
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from minisandbox.build.config import DatasetConfig, check_date, check_git_url
-from minisandbox.build.yamlfile import read_yaml
+from minisandbox.build.planning.config import DatasetConfig, check_date, check_git_url
+from minisandbox.build.planning.yamlfile import read_yaml
 from minisandbox.errors import InvalidInput
 from minisandbox.evaluate.official.pins import PINS
 from minisandbox.records import codec

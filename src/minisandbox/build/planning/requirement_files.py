@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox import keys
-from minisandbox.build import conda
+from minisandbox.build.planning import conda
 from minisandbox.errors import InvalidInput, StageFailed
 from minisandbox.evaluate.grading import GraderUnavailable
 from minisandbox.evaluate.official.tool import OfficialTool, RequirementsAt

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from minisandbox.build.releases import split_pair
+from minisandbox.build.checkouts.releases import split_pair
 from minisandbox.errors import StageFailed
 from minisandbox.records.plan import InstancePlan, Recipe
 from minisandbox.records.stages import CloneRecord, ReleaseRow

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from minisandbox.build.config import check_date
-from minisandbox.build.yamlfile import read_yaml
+from minisandbox.build.planning.config import check_date
+from minisandbox.build.planning.yamlfile import read_yaml
 from minisandbox.errors import InvalidInput
 from minisandbox.evaluate.logs import PARSERS
 from minisandbox.evaluate.official.pins import PINS

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minisandbox.build.indexproxy import IndexProxy
+from minisandbox.build.index.proxy import IndexProxy
 from minisandbox.records.lock import IndexFile
 from minisandbox.records.plan import Network
 from minisandbox.records.stages import NetworkUse

@@ -24,8 +24,8 @@ from requests.utils import get_auth_from_url
 from urllib3 import HTTPResponse, Retry
 from urllib3.exceptions import HTTPError, InvalidHeader
 
-from minisandbox.build.indexproxy.pagecache import PageCache
-from minisandbox.build.upstream import certificates, without_credentials
+from minisandbox.build.index.proxy.pagecache import PageCache
+from minisandbox.build.index.upstream import certificates, without_credentials
 from minisandbox.errors import StageFailed
 
 T = TypeVar("T")

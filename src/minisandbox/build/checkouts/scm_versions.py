@@ -35,7 +35,7 @@ def pretended_versions(
     environment: they tell what came from elsewhere, and which setuptools_scm will read the
     variables.
     """
-    script = resources.files("minisandbox.build") / "scripts" / "scm_version.py"
+    script = resources.files("minisandbox.build.checkouts") / "scripts" / "scm_version.py"
     found = shop.run(
         # Isolated: else modules are looked for in the repository first.
         ["python", "-I", "-", TESTBED],

@@ -8,13 +8,13 @@ project.
 
 from __future__ import annotations
 
-from minisandbox.build.conda.convert import (
+from minisandbox.build.planning.conda.convert import (
     PipEnvironment,
     from_environment_yml,
     from_export,
     from_packages,
 )
-from minisandbox.build.conda.requirements import from_requirements
+from minisandbox.build.planning.conda.requirements import from_requirements
 
 __all__ = [
     "PipEnvironment",

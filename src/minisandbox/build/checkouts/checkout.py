@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 
 from minisandbox import keys
-from minisandbox.build import gitindex
+from minisandbox.build.checkouts import gitindex
 from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import StageFailed
 from minisandbox.records.layer import LayerRef
@@ -140,7 +140,7 @@ def _normalise_index(shop: Workshop) -> None:
 
 def scripts_digest() -> str:
     """Digest of the scripts that make a checkout: a record made by others is made anew."""
-    folder = resources.files("minisandbox.build") / "scripts"
+    folder = resources.files("minisandbox.build.checkouts") / "scripts"
     files = sorted(
         (item for item in folder.iterdir() if item.is_file()), key=lambda item: item.name
     )
@@ -148,4 +148,4 @@ def scripts_digest() -> str:
 
 
 def _script(name: str) -> bytes:
-    return (resources.files("minisandbox.build") / "scripts" / name).read_bytes()
+    return (resources.files("minisandbox.build.checkouts") / "scripts" / name).read_bytes()

@@ -22,7 +22,12 @@ from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist
 from packaging.version import InvalidVersion, Version
 
 from minisandbox import atomic
-from minisandbox.build.upstream import DEFAULT_INDEX, certificates, index_url, without_credentials
+from minisandbox.build.index.upstream import (
+    DEFAULT_INDEX,
+    certificates,
+    index_url,
+    without_credentials,
+)
 from minisandbox.errors import StageFailed
 
 _JSON_API = "application/vnd.pypi.simple.v1+json"

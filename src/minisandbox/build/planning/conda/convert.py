@@ -15,9 +15,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, is_normalized_name
 from packaging.version import InvalidVersion, Version
 
-from minisandbox.build.conda import document, matchspec, names
-from minisandbox.build.conda.document import Entry
-from minisandbox.build.conda.requirements import split_line
+from minisandbox.build.planning.conda import document, matchspec, names
+from minisandbox.build.planning.conda.document import Entry
+from minisandbox.build.planning.conda.requirements import split_line
 from minisandbox.errors import InvalidInput
 
 #: Build strings of Python packages begin with "py", after a feature or two: "py39h06a4308_0",

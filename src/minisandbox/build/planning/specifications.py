@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minisandbox import keys
-from minisandbox.build import conda
-from minisandbox.build.config import DatasetConfig
+from minisandbox.build.planning import conda
+from minisandbox.build.planning.config import DatasetConfig
 from minisandbox.errors import InvalidInput
 from minisandbox.evaluate.official.tool import OfficialTool, Specification
 from minisandbox.records.plan import InstancePlan, Recipe, RequirementFile

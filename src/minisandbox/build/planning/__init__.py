@@ -1,0 +1,1 @@
+"""What people wrote down: configuration, datasets, recipes, specifications, exports."""
