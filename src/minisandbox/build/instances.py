@@ -15,10 +15,10 @@ from minisandbox.build import batches, stage
 from minisandbox.build.checkouts.checkout import (
     INDEX,
     commit_install,
-    lent_history,
     make_checkout,
     scripts_digest,
 )
+from minisandbox.build.checkouts.lending import lent_history
 from minisandbox.build.checkouts.rows import complete, release_row
 from minisandbox.build.checkouts.scm_versions import pretended_versions
 from minisandbox.build.index import locks
@@ -172,8 +172,8 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         env={"SOURCE_DATE_EPOCH": str(checkout.date), **recipe.env},
         index=_index(batch, instance),
     ) as shop:
-        if recipe.install.strip():
-            with lent_history(shop, mirror.target, checkout.commit):
+        with lent_history(shop, mirror.target, checkout.commit) as kept:
+            if recipe.install.strip():
                 shop.run(
                     recipe.install,
                     failure="install",
@@ -187,6 +187,7 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         wheels = [(file, shop.index_file(file)) for file in served]
         env = pretended_versions(shop, served=served, installed=environment.packages)
         _smoke(shop, batch)
+        kept.restore(shop)  # the repository's code ran again
         head = commit_install(shop, date=checkout.date)
         use = shop.network_use()
         layer = shop.pack("instance", date=checkout.date, newer=frozenset({INDEX}))

@@ -4,6 +4,7 @@ layer.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -56,6 +57,9 @@ UNREACHABLE = re.compile(
     r"|\b(429 too many|50[0234] )|failed to establish a new connection|network is unreachable",
     re.IGNORECASE,
 )
+
+#: How programs of any kind say ENOSPC.
+_FULL = os.strerror(errno.ENOSPC)
 
 #: What of a command's output goes into the log, per command.
 _MAX_LOGGED = 8 * 2**20
@@ -161,8 +165,10 @@ class Workshop:
         quiet: bool = False,
         hint: str = "",
     ) -> Result:
-        """Run and log; raises ``StageFailed`` of kind ``failure`` (``timeout`` for a time-out)
-        unless it exits 0.
+        """Run and log; raises ``StageFailed`` unless it exits 0.
+
+        Its kind is ``timeout`` for a time-out, ``index`` if the package index failed meanwhile,
+        ``store`` if a disk is full, else ``failure``.
 
         ``quiet`` keeps the command's text out of the log (scripts of ours), never its output.
 
@@ -196,8 +202,15 @@ class Workshop:
         unreachable = self._egress.unreachable
         if not unreachable and self.network == "host" and UNREACHABLE.search(result.text):
             unreachable = f"the package index {index_url()} could not be reached"
+        said = f"{what} ended with {result.exit_code}: {_decisive(result)}"
+        cause = unreachable or self._egress.unusable
+        if cause:  # installers tell it in many ways, of which most blame what was asked for
+            failure, message, hints = "index", cause, [said]
+        elif _FULL in said:
+            failure, message, hints = "store", said, [f"check the free space of {self._node.root}"]
+        else:
+            message, hints = said, [hint]
         use = self._egress.use()
-        hints = [unreachable or hint, self._egress.unusable]
         if use.tried:
             first = ", ".join((*use.tried[:5], *(["and others"] if len(use.tried) > 5 else [])))
             hints.append(f"it tried to reach {first}, and builds reach only the index")
@@ -208,10 +221,15 @@ class Workshop:
             )
         return StageFailed(
             failure,
-            f"{what} ended with {result.exit_code}: {_decisive(result)}",
+            message,
             hint="; ".join(filter(None, hints)),
             transient=bool(unreachable),
         )
+
+    def end_processes(self) -> None:
+        """End whatever earlier commands left running; only PID 1 is spared."""
+        # The monitor of this very command is among them, so how it ends says nothing.
+        self.sandbox.run(["/bin/bash", "-c", "kill -KILL -1"], timeout=60)
 
     def pack(self, kind: LayerKind, *, date: int, newer: frozenset[str] = frozenset()) -> LayerRef:
         """End the sandbox and pack what was changed in it; ``date`` (unix seconds) goes on every

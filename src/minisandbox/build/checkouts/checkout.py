@@ -8,8 +8,6 @@ hash, and so receives no other branch, tag or object. What fetching leaves behin
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -94,25 +92,6 @@ def make_checkout(
         _normalise_index(shop)
         layer = shop.pack("source", date=int(date), newer=frozenset({INDEX}))
     return Checkout(layer=layer, commit=commit, date=int(date))
-
-
-@contextmanager
-def lent_history(shop: Workshop, mirror: str, commit: str) -> Generator[None]:
-    """While it lasts, git in the checkout sees its past and the tags of it, from the mirror that is
-    bound at ``mirror``.
-    """
-    for action in ("attach", "detach"):
-        shop.run(
-            ["/bin/bash", "-s", "--", action, mirror, commit],
-            stdin=_script("history.sh"),
-            failure="install",
-            what=f"history {action}",
-            purpose="history",
-            timeout=600,
-            quiet=True,
-        )
-        if action == "attach":
-            yield
 
 
 def commit_install(shop: Workshop, *, date: int) -> Head:

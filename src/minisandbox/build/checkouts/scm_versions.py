@@ -8,10 +8,15 @@ reads no such variable: its projects keep their version only until they are inst
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import resources
 
-from packaging.utils import NormalizedName, canonicalize_name, canonicalize_version
+from packaging.utils import (
+    NormalizedName,
+    canonicalize_name,
+    canonicalize_version,
+    is_normalized_name,
+)
 from packaging.version import InvalidVersion, Version
 
 from minisandbox.build.workshop import Workshop
@@ -21,6 +26,11 @@ from minisandbox.runtime.instance import TESTBED
 #: From here on setuptools_scm knows the project's name in time to look for the variable that is for
 #: this project alone. Before, setup.py projects need the one that is for all.
 _KNOWS_NAMES = Version("7.0")
+
+#: Distributions of one repository, and characters of one's name and version: every process of the
+#: instance is started with them.
+_MAX_VERSIONS = 20
+_MAX_LENGTH = 200
 
 #: A distribution, normalised.
 Release = tuple[NormalizedName, str]
@@ -49,7 +59,10 @@ def pretended_versions(
     )
     others = {*releases(installed), *(_release(file.project, file.version) for file in served)}
     # With the host's network, what is new may come from anywhere.
-    versions = own_versions(found.text, others=None if shop.network == "host" else others)
+    claimed = own_versions(found.text, others=None if shop.network == "host" else others)
+    versions, ignored = usable_versions(claimed)
+    with shop.log.open("a", encoding="utf-8", errors="backslashreplace") as log:
+        log.writelines(f"{line}\n" for line in ignored)
     variables = {
         f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{name.replace('-', '_').upper()}": version
         for name, version in versions.items()
@@ -79,6 +92,38 @@ def own_versions(listing: str, *, others: Collection[Release] | None) -> dict[No
             case _:
                 continue  # what the interpreter says besides
     return unknown | own
+
+
+def usable_versions(
+    claimed: Mapping[NormalizedName, str],
+) -> tuple[dict[NormalizedName, str], list[str]]:
+    """Those of ``claimed`` that can be handed in as variables, and a line for each that cannot.
+
+    They come from metadata, in which a build may write anything, and end up in the environment of
+    every process of the instance.
+    """
+    usable: dict[NormalizedName, str] = {}
+    ignored: list[str] = []
+    for name, version in claimed.items():
+        if not is_normalized_name(name):
+            reason = "that is no name (PEP 508)"
+        elif len(name) + len(version) > _MAX_LENGTH or not _is_version(version):
+            reason = "that is no version (PEP 440)"
+        elif len(usable) == _MAX_VERSIONS:
+            reason = f"there are {_MAX_VERSIONS} others"
+        else:
+            usable[name] = version
+            continue
+        ignored.append(f"version {version[:100]!r} of {name[:100]!r} is not kept: {reason}")
+    return usable, ignored
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
 
 
 def releases(lines: Iterable[str]) -> set[Release]:

@@ -30,4 +30,8 @@ git -c core.hooksPath=/dev/null -c commit.gpgSign=false commit -q -a --allow-emp
 git pack-refs --all
 rm -rf .git/logs .git/COMMIT_EDITMSG .git/ORIG_HEAD .git/hooks
 git update-index -q --refresh
+if [ -n "$(git status --porcelain)" ]; then
+    echo "the work tree is not clean after the install: $(git status --porcelain | head -n 3 | tr '\n' ' ')" >&2
+    exit 1
+fi
 git rev-parse 'HEAD' 'HEAD^{tree}'

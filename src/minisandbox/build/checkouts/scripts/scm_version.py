@@ -65,8 +65,11 @@ def from_repository(info: str) -> bool:
     """Whether pip or uv noted that they installed it from the repository."""
     try:
         with open(os.path.join(info, "direct_url.json"), encoding="utf-8") as file:
-            url = json.load(file).get("url", "")
-    except OSError:
+            note = json.load(file)
+    except (OSError, ValueError):
+        return False
+    url = note.get("url") if isinstance(note, dict) else None
+    if not isinstance(url, str):
         return False
     return url.startswith("file://") and in_repository(url[len("file://") :].rstrip("/"))
 
@@ -103,4 +106,7 @@ def fields(text: str) -> "tuple[str, str]":
 if asks_git():
     for own, name, version in distributions():
         if name and version:
-            sys.stdout.write("{} {} {}\n".format("own" if own else "other", name, version))
+            line = "{} {} {}\n".format("own" if own else "other", name, version)
+            sys.stdout.write(
+                line.encode("ascii", "backslashreplace").decode()
+            )  # whatever the locale
