@@ -16,7 +16,7 @@ from minisandbox.build.index.egress import INDEX_URL, IndexAccess
 from minisandbox.build.index.proxy.fetching import Fetcher
 from minisandbox.build.workshop import Workshop
 from minisandbox.errors import StageFailed
-from minisandbox.records.stages import InstanceRecord
+from minisandbox.records.stages import Failure, InstanceRecord
 from minisandbox.store import Store
 
 JSON = "application/vnd.pypi.simple.v1+json"
@@ -108,11 +108,10 @@ class Build:
             attempt=stage.Attempt(stage.ATTEMPTS),
         )
 
-    def hint(self, *commands: str) -> str:
+    def failure(self, *commands: str) -> Failure:
         failure = self.record(*commands).failure
         assert failure is not None
-        assert failure.kind == "install"
-        return failure.hint
+        return failure
 
 
 @pytest.fixture
@@ -162,9 +161,12 @@ def test_an_outage_makes_the_command_transient_that_it_befell(
     build: Build, upstream: Upstream
 ) -> None:
     upstream.statuses["/simple/foo/"] = 503
-    reached = "cannot be reached: it answers HTTP 503"
-    assert reached in build.hint(f"{GET.format(name='foo')}; exit 1")
-    assert build.hint(GET.format(name="foo"), "exit 1") == "see the recipe"
+    befallen = build.failure(f"{GET.format(name='foo')}; echo error: no foo; exit 1")
+    assert befallen.kind == "index"
+    assert "cannot be reached: it answers HTTP 503" in befallen.message
+    assert befallen.hint == "the install command ended with 1: error: no foo"
+    after = build.failure(GET.format(name="foo"), "exit 1")
+    assert (after.kind, after.hint) == ("install", "see the recipe")
 
 
 def test_an_outage_that_was_survived_does_not_make_a_build_transient(
@@ -187,14 +189,45 @@ def test_an_outage_that_was_survived_does_not_make_a_build_transient(
     assert (during.value.transient, later.value.transient) == (True, False)
 
 
-def test_a_page_that_cannot_be_used_is_said_beside_the_recipe(
+def test_a_page_that_cannot_be_used_is_not_the_recipes_fault(
     build: Build, upstream: Upstream
 ) -> None:
     upstream.statuses["/simple/odd/"] = 418
-    hint = build.hint(f"{GET.format(name='odd')}; exit 1")
-    assert hint.startswith("see the recipe; ")
-    assert hint.endswith("/simple/odd/ answers HTTP 418")
-    assert build.hint(GET.format(name="odd"), "exit 1") == "see the recipe"
+    befallen = build.failure(f"{GET.format(name='odd')}; exit 1")
+    assert befallen.kind == "index"
+    assert befallen.message.endswith("/simple/odd/ answers HTTP 418")
+    after = build.failure(GET.format(name="odd"), "exit 1")
+    assert (after.kind, after.hint) == ("install", "see the recipe")
+
+
+def test_a_cache_that_cannot_be_written_is_not_the_recipes_fault(
+    build: Build, upstream: Upstream
+) -> None:
+    upstream.statuses["/simple/foo/"] = 200
+    (build.folder / "index").write_text("in the way")
+    page = GET.format(name="foo")
+    file = page.replace("/simple/foo/", "/files/foo/foo-1.tar.gz")
+    befallen = build.failure(f"{page}; {file}; exit 1")
+    assert befallen.kind == "index"
+    assert "cannot be used: " in befallen.message
+
+
+def test_an_index_of_another_kind_is_not_a_bug(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "minisandbox.build.index.proxy.proxy.index_urls", lambda: ["file:///srv/simple"]
+    )
+    failure = build.failure("true")
+    assert failure.kind == "index"
+    assert failure.message == ("the package index file:///srv/simple/ is not at an http address")
+
+
+def test_a_full_disk_is_not_the_recipes_fault(build: Build) -> None:
+    failure = build.failure("dd if=/dev/zero of=/dev/full")
+    assert failure.kind == "store"
+    assert failure.message.startswith("the install command ended with 1: ")
+    assert failure.hint == f"a disk is full: check the free space of {build.folder}/node"
 
 
 @pytest.mark.parametrize("date", ["", "2024-01-01"])

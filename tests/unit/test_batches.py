@@ -141,7 +141,9 @@ def test_what_may_pass_is_tried_again_until_the_last(batch: Batch, error: Except
     assert failure.kind in ("sandbox", "clone")
 
 
-@pytest.mark.parametrize(("kind", "again"), [("timeout", True), ("install", False)])
+@pytest.mark.parametrize(
+    ("kind", "again"), [("timeout", True), ("index", True), ("install", False)]
+)
 def test_a_failure_of_the_clock_is_not_taken_back(batch: Batch, kind: str, again: bool) -> None:
     batch.raises["a"] = StageFailed(kind, "no")
     batch.run("a", "b")

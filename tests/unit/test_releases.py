@@ -214,7 +214,7 @@ def test_a_refusal_is_transient_where_it_may_pass(
     server.status = status
     with pytest.raises(StageFailed, match=f"HTTP {status}") as e:
         find_release("sample", "1.0", index=server.index)
-    assert e.value.transient is transient
+    assert (e.value.transient, e.value.kind) == (transient, "index")
 
 
 def test_an_unreachable_index_is_transient_and_keeps_the_password() -> None:

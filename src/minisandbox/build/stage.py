@@ -45,8 +45,9 @@ ATTEMPTS = 3
 
 _TAIL_LINES = 12
 
-#: Failures that the same inputs need not end in again: a limit was raised, a disk has room now.
-_PASSING = frozenset({"timeout", "incomplete", "grader", "sandbox", "store", "internal"})
+#: Failures that the same inputs need not end in again: a limit was raised, a server answers again,
+#: a disk has room now.
+_PASSING = frozenset({"index", "timeout", "incomplete", "grader", "sandbox", "store", "internal"})
 
 
 @dataclass(frozen=True)

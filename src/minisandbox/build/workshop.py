@@ -60,6 +60,8 @@ UNREACHABLE = re.compile(
 
 #: How programs of any kind say ENOSPC.
 _FULL = os.strerror(errno.ENOSPC)
+#: How far from the end of an output: compilers and installers that gave up add lines of their own.
+_TAIL = 4000
 
 #: What of a command's output goes into the log, per command.
 _MAX_LOGGED = 8 * 2**20
@@ -206,8 +208,9 @@ class Workshop:
         cause = unreachable or self._egress.unusable
         if cause:  # installers tell it in many ways, of which most blame what was asked for
             failure, message, hints = "index", cause, [said]
-        elif _FULL in said:
-            failure, message, hints = "store", said, [f"check the free space of {self._node.root}"]
+        elif _FULL in result.text[-_TAIL:]:
+            room = f"a disk is full: check the free space of {self._node.root}"
+            failure, message, hints = "store", said, [room]
         else:
             message, hints = said, [hint]
         use = self._egress.use()

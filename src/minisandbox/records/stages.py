@@ -28,6 +28,7 @@ FAILURE_KINDS = (
     "interpreter",
     "environment",
     "install",
+    "index",
     "smoke",
     "patch",
     "derive",

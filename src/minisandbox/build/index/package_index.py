@@ -198,13 +198,13 @@ def _get(url: str, what: str, server: str) -> requests.Response:
     if code == 404:
         raise StageFailed("clone", f"{server} does not have {what}", hint="check the name")
     passing = code >= 500 or code in (408, 425, 429)
-    raise StageFailed("clone", f"{server} refuses {what} (HTTP {code})", transient=passing)
+    raise StageFailed("index", f"{server} refuses {what} (HTTP {code})", transient=passing)
 
 
 def _broken_transfer(what: str, server: str, error: requests.RequestException) -> StageFailed:
     # The message of the error itself would repeat the address with its credentials.
     return StageFailed(
-        "clone",
+        "index",
         f"{what} could not be fetched from {server} ({type(error).__name__})",
         hint="check the network, PIP_INDEX_URL and the proxy variables",
         # requests says of an address that it cannot use at all (file://) that it is a ValueError.

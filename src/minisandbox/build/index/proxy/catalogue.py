@@ -67,7 +67,8 @@ class Entry:
     def uploaded(self) -> str:
         """ISO 8601, or nothing."""
         time = self.file.upload_time
-        return "" if time is None else time.strftime("%Y-%m-%dT%H:%M:%SZ")
+        # strftime would write the year 1, which some servers give, with one digit.
+        return "" if time is None else f"{time.isoformat(timespec='seconds')}Z"
 
 
 class Project(Mapping[str, Entry]):
@@ -163,7 +164,7 @@ class Catalogue:
             return None
         if entry.sha256 and entry.sha256 != file.sha256:
             raise StageFailed(
-                "install",
+                "index",
                 f"the index has another {file.filename} than the lock: sha256 {entry.sha256}, "
                 f"not {file.sha256}",
                 hint="lock the environment again",
@@ -205,7 +206,7 @@ class Catalogue:
                 dated = [file for file in files if file.upload_time is not None]
                 if files and not dated:
                     raise StageFailed(
-                        "install",
+                        "index",
                         f"{address.url} has no upload times (PEP 700), so there is no telling what "
                         "existed at a date",
                         hint="use an index that has them, such as https://pypi.org/simple, or "

@@ -153,7 +153,7 @@ class Fetcher:
                     body += piece
                     if len(body) > _MAX_PAGE:
                         raise StageFailed(
-                            "install", f"{address.url} is a page of more than {_MAX_PAGE >> 20} MB"
+                            "index", f"{address.url} is a page of more than {_MAX_PAGE >> 20} MB"
                         )
                 kind = response.headers.get("Content-Type", "")
                 return Page(without_credentials(response.url), kind.lower(), bytes(body))
@@ -172,7 +172,7 @@ class Fetcher:
             return parse(page)
         except ValueError as error:
             raise StageFailed(
-                "install",
+                "index",
                 f"{address.url} is not a page of a package index ({error})",
                 hint="check PIP_INDEX_URL and PIP_EXTRA_INDEX_URL",
             ) from None
@@ -193,7 +193,7 @@ class Fetcher:
                 start()
                 for piece in response.iter_content(_PIECE):
                     if self._closing.is_set():
-                        raise StageFailed("install", "the index proxy was closed", transient=True)
+                        raise StageFailed("index", "the index proxy was closed", transient=True)
                     write(piece)
                 return True
 
@@ -226,14 +226,14 @@ class Fetcher:
                 if code in _BUSY or (code == _FORBIDDEN and not absent):
                     raise _Later(f"it answers HTTP {code}", _retry_after(response))
                 if code != 200 and not absent:
-                    raise StageFailed("install", f"{address.url} answers HTTP {code}")
+                    raise StageFailed("index", f"{address.url} answers HTTP {code}")
                 yield response if code == 200 else None
         except (requests.RequestException, HTTPError) as error:
             # Never the error's own text: it may repeat a proxy's address with its password.
             reason = type(error).__name__
             if isinstance(error, ValueError):
                 # How requests says that it cannot use an address at all (file://).
-                raise StageFailed("install", f"{address.url} cannot be used ({reason})") from None
+                raise StageFailed("index", f"{address.url} cannot be used ({reason})") from None
             raise _Later(f"the connection failed ({reason})") from None
 
     def _patiently(self, server: str, attempt: Callable[[], T]) -> T:
@@ -269,7 +269,7 @@ class Fetcher:
 
 def _unreachable(server: str, reason: str) -> StageFailed:
     return StageFailed(
-        "install",
+        "index",
         f"the package index at {server} cannot be reached: {reason}",
         hint="check the network and PIP_INDEX_URL, or try again later",
         transient=True,

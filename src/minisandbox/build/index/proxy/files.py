@@ -218,7 +218,7 @@ class Download:
         else:
             return
         raise StageFailed(
-            "install",
+            "index",
             f"{self.filename} has {wrong}",
             hint="a proxy or mirror serves something else; set PIP_INDEX_URL to another index",
         )

@@ -29,11 +29,13 @@ from minisandbox.build.index.proxy.catalogue import Catalogue, Entry, TooManyPro
 from minisandbox.build.index.proxy.fetching import Address, Fetcher, Patience
 from minisandbox.build.index.proxy.files import Copy, Download, Downloads, FileCache, Start, Write
 from minisandbox.build.index.upstream import index_urls
-from minisandbox.errors import InvalidInput, StageFailed
+from minisandbox.errors import StageFailed
 from minisandbox.records.lock import IndexFile, is_filename
 
 _PAGE = re.compile(r"/simple/([A-Za-z0-9](?:[A-Za-z0-9._-]{0,198}[A-Za-z0-9])?)/?", re.ASCII)
-_FILE = re.compile(r"/files/([a-z0-9](?:[a-z0-9-]{0,198}[a-z0-9])?)/([^/]{1,512})", re.ASCII)
+_FILE = re.compile(
+    r"/files/((?=[a-z0-9-]{1,200}/)[a-z0-9]+(?:-[a-z0-9]+)*)/([^/]{1,512})", re.ASCII
+)
 _METADATA = ".metadata"
 #: Requests that are kept of those refused, and how much of each.
 _MAX_REFUSED = 500
@@ -89,15 +91,17 @@ class IndexProxy:
         indexes: Sequence[str] | None = None,
         patience: Patience | None = None,
     ) -> None:
-        """Raises ``InvalidInput`` for a date that is none, and for an index without http."""
+        """Raises ``InvalidInput`` for a date that is none, ``StageFailed`` for an index without
+        http.
+        """
         urls = index_urls() if indexes is None else indexes
         addresses = [Address.of(url.rstrip("/") + "/") for url in urls]
         for address in addresses:
             if not address.url.startswith(("http://", "https://")):
-                raise InvalidInput(
-                    f"the package index {address.url}",
-                    "is not at an http address",
-                    "set PIP_INDEX_URL to one that is",
+                raise StageFailed(
+                    "index",
+                    f"the package index {address.url} is not at an http address",
+                    hint="set PIP_INDEX_URL to one that is",
                 )
         self._closing = threading.Event()
         self._fetcher = Fetcher(
@@ -216,7 +220,7 @@ class IndexProxy:
         if found is None:
             found = self._download_locked(file).whole()
         if found is None:
-            raise StageFailed("install", f"no package index has {file.filename} any more")
+            raise StageFailed("index", f"no package index has {file.filename} any more")
         return found
 
     # Requests. All of this runs in the threads of the server.
@@ -237,7 +241,7 @@ class IndexProxy:
             self._note(error)
             return _text(start, HTTPStatus.BAD_GATEWAY, "the cache cannot be used")
         except Exception as error:  # nobody looks into a server's thread
-            self._note(StageFailed("install", f"the index proxy failed: {error!r}"))
+            self._note(StageFailed("index", f"the index proxy failed: {error!r}"))
             raise
 
     def _route(self, environ: dict[str, Any], start: _StartResponse) -> Iterable[bytes]:
