@@ -524,6 +524,25 @@ def test_a_lock_names_no_path(sha256: str, filename: str) -> None:
         IndexFile("foo", "1", filename, sha256, 1, "")
 
 
+@pytest.mark.parametrize(
+    ("project", "size", "uploaded", "field"),
+    [
+        ("Foo", 1, "", "project"),
+        ("../foo", 1, "", "project"),
+        ("foo--bar", 1, "", "project"),
+        ("", 1, "", "project"),
+        ("foo", -1, "", "size"),
+        ("foo", 1, "yesterday", "uploaded"),
+        ("foo", 1, "2020-99-01T00:00:00Z", "uploaded"),
+    ],
+)
+def test_an_entry_of_a_lock_that_cannot_be_is_named(
+    project: str, size: int, uploaded: str, field: str
+) -> None:
+    with pytest.raises(InvalidInput, match=rf"'foo-1\.zip'.*: has {field} "):
+        IndexFile(project, "1", "foo-1.zip", "a" * 64, size, uploaded)
+
+
 @pytest.mark.parametrize("day", ["2020-13-01", "yesterday", "2020-01-01T00:00:00Z", ""])
 def test_a_date_is_a_day(tmp_path: Path, day: str) -> None:
     with pytest.raises(InvalidInput, match="write it as YYYY-MM-DD"):
@@ -531,8 +550,9 @@ def test_a_date_is_a_day(tmp_path: Path, day: str) -> None:
 
 
 def test_an_index_is_at_an_http_address(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="is not at an http address"):
+    with pytest.raises(StageFailed, match="is not at an http address") as e:
         IndexProxy(cache=tmp_path, indexes=["file:///srv/simple"])
+    assert e.value.kind == "index"
 
 
 # Whoever is on the other side.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime
 
 from minisandbox.errors import InvalidInput
 
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+#: A name as PEP 503 normalises it: a component of an address, and of a path.
+_PROJECT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
 #: What can name a distribution: no separator, no leading dot, so that it is safe inside a path.
 _FILENAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+!~-]{0,249}", re.ASCII)
 
@@ -34,16 +37,29 @@ class IndexFile:
     uploaded: str
 
     def __post_init__(self) -> None:
-        # Both become components of paths.
-        if not _SHA256.fullmatch(self.sha256):
-            raise InvalidInput(
-                f"the lock entry of {self.filename!r}",
-                f"has sha256 {self.sha256!r}",
-                "64 lower-case hex digits are expected",
-            )
+        # Name, digest and project become components of paths and addresses.
         if not is_filename(self.filename):
-            raise InvalidInput(
-                f"the lock entry of project {self.project!r}",
-                f"has the file name {self.filename!r}",
-                "a plain name of a wheel or an sdist is expected",
-            )
+            raise self._refused("filename", "a plain name of a wheel or an sdist is expected")
+        if not _SHA256.fullmatch(self.sha256):
+            raise self._refused("sha256", "64 lower-case hex digits are expected")
+        if not _PROJECT.fullmatch(self.project):
+            raise self._refused("project", "a normalised name (PEP 503) is expected")
+        if self.size < 0:
+            raise self._refused("size", "a number of bytes is expected")
+        if self.uploaded and not _is_time(self.uploaded):
+            raise self._refused("uploaded", "a time in ISO 8601, or nothing, is expected")
+
+    def _refused(self, field: str, expected: str) -> InvalidInput:
+        return InvalidInput(
+            f"the lock entry of file {self.filename!r} of project {self.project!r}",
+            f"has {field} {getattr(self, field)!r}",
+            expected,
+        )
+
+
+def _is_time(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
