@@ -120,6 +120,23 @@ def test_a_line_that_names_no_export_is_refused(tmp_path: Path, line: str) -> No
         recipes(row(1), folder=tmp_path, pinned_environments="exports")
 
 
+@pytest.mark.parametrize("name", ["instances.tsv", "abc.yml"])
+def test_a_file_in_another_encoding_is_named(tmp_path: Path, name: str) -> None:
+    exports = tmp_path / "exports"
+    exports.mkdir()
+    (exports / "abc.yml").write_text(EXPORT)
+    (exports / "instances.tsv").write_text("instance_id\tfile\no__r-1\tabc.yml\n")
+    (exports / name).write_bytes((exports / name).read_bytes() + "# é\n".encode("latin-1"))
+    with pytest.raises(InvalidInput, match=rf"{name}: is not UTF-8"):
+        recipes(row(1), folder=tmp_path, pinned_environments="exports")
+
+
+@pytest.mark.parametrize("day", ["2023-99-99", "20230101T0", "2023-02-30"])
+def test_a_day_that_is_none_is_named(day: str) -> None:
+    with pytest.raises(InvalidInput, match=rf"o__r-1: key 'created_at': is '{day}"):
+        recipes(row(1, day=day), date="created_at")
+
+
 def test_a_row_without_a_day_is_named() -> None:
     rows = [InstancePlan("o__r-1", "rows", "o/r", base_commit="a" * 40, version="1")]
     with pytest.raises(InvalidInput, match=r"o__r-1.* has no 'created_at'"):

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.requirements import InvalidRequirement, Requirement
+
 from minisandbox import keys
 from minisandbox.build.planning import conda
 from minisandbox.errors import InvalidInput, StageFailed
@@ -56,4 +58,26 @@ def _listed(text: str, plan: EnvironmentPlan, where: str) -> Listed:
     if plan.requirement_file.format == "environment.yml":
         found = conda.from_environment_yml(text, python=plan.python, where=where)
         return Listed(found.requirements, found.dropped)
-    return Listed(*conda.from_requirements(text, where=where))
+    packages, dropped = conda.from_requirements(text, where=where)
+    if plan.network != "host":
+        _check_reachable(packages, where)
+    return Listed(packages, dropped)
+
+
+def _check_reachable(packages: Sequence[str], where: str) -> None:
+    for line in packages:
+        if _has_address(line):
+            raise StageFailed(
+                "environment",
+                f"{where} asks for {line!r}, and builds reach only the package index",
+                hint="write a recipe with 'packages' that the index has, or set network 'host'",
+            )
+
+
+def _has_address(line: str) -> bool:
+    """Whether a requirement is had from elsewhere for sure: with a marker it may mean nothing."""
+    try:
+        requirement = Requirement(line)
+    except InvalidRequirement:  # a bare address
+        return ";" not in line
+    return requirement.url is not None and requirement.marker is None

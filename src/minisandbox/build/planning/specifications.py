@@ -8,6 +8,7 @@ dataset has pinned exports as well, the export says what is installed, and the e
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from minisandbox import keys
 from minisandbox.build.planning import conda
-from minisandbox.build.planning.config import DatasetConfig
+from minisandbox.build.planning.config import DatasetConfig, check_date
 from minisandbox.errors import InvalidInput
 from minisandbox.evaluate.official.tool import OfficialTool, Specification
 from minisandbox.records.plan import InstancePlan, Recipe, RequirementFile
@@ -98,15 +99,23 @@ def _read_exports(dataset: DatasetConfig, dataset_path: Path) -> dict[str, Path]
         return {}
     listing = files[0]
     found: dict[str, Path] = {}
-    with listing.open(encoding="utf-8", newline="") as lines:
-        for number, row in enumerate(csv.reader(lines, delimiter="\t"), 1):
-            if number == 1 or not row:
-                continue
-            path = listing.parent / row[-1]
-            if len(row) != 2 or path not in files:
-                raise InvalidInput(f"{listing}: line {number}", "names no file of its folder")
-            found[row[0]] = path
+    for number, row in enumerate(csv.reader(io.StringIO(_text(listing)), delimiter="\t"), 1):
+        if number == 1 or not row:
+            continue
+        path = listing.parent / row[-1]
+        if len(row) != 2 or path not in files:
+            raise InvalidInput(f"{listing}: line {number}", "names no file of its folder")
+        found[row[0]] = path
     return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            str(path), f"is not UTF-8 (byte {error.start})", "convert it, for instance with iconv"
+        ) from None
 
 
 def _date(dataset: DatasetConfig, members: Sequence[InstancePlan]) -> str:
@@ -115,12 +124,10 @@ def _date(dataset: DatasetConfig, members: Sequence[InstancePlan]) -> str:
         return dataset.date
     dates = [str(instance.extra.get("created_at", ""))[:10] for instance in members]
     for instance, date in zip(members, dates, strict=True):
-        if not re.fullmatch(r"\d{4}-\d\d-\d\d", date):
-            raise InvalidInput(
-                f"{dataset.name}: {instance.instance_id}",
-                "has no 'created_at' that begins with YYYY-MM-DD",
-                "give the dataset's file a 'date'",
-            )
+        where = f"{dataset.name}: {instance.instance_id}"
+        if not date:
+            raise InvalidInput(where, "has no 'created_at'", "give the dataset's file a 'date'")
+        check_date(date, where=f"{where}: key 'created_at'")
     return max(dates)
 
 
@@ -134,9 +141,7 @@ def _recipe(
     requirement_file: RequirementFile | None = None
     pip_packages = tuple(map(str, entry.get("pip_packages", ())))
     if source.export is not None:
-        found = conda.from_export(
-            source.export.read_text(encoding="utf-8"), where=str(source.export)
-        )
+        found = conda.from_export(_text(source.export), where=str(source.export))
         name += f"-{source.export.stem}"
         python, pip_packages = found.python, ()
     elif asked in _FILES:
