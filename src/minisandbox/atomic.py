@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import shutil
 import tempfile
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -84,8 +86,9 @@ def ensure_directory(target: Path, lock: Path, fill: Callable[[Path], None]) -> 
 
     Process A fills while B waits on ``lock``; B then finds the finished directory. If A is killed,
     the kernel drops its lock, and B starts over in a sibling of its own: a half-filled directory
-    never bears the final name. ``fill`` receives a path that does not exist yet and must create it;
-    it also cleans up what it made when it raises.
+    never bears the final name. What A left is removed first, but for what this process has no right
+    to remove. ``fill`` receives a path that does not exist yet and must create it; it also cleans
+    up what it made when it raises.
     """
     if target.is_dir():
         return False
@@ -93,11 +96,19 @@ def ensure_directory(target: Path, lock: Path, fill: Callable[[Path], None]) -> 
         if target.is_dir():
             return False
         target.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(
-            tempfile.mkdtemp(prefix=f".{target.name[:40]}.", suffix=".tmp", dir=target.parent)
-        )
+        _remove_abandoned(target)
+        work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
         work.rmdir()
         fill(work)
         os.rename(work, target)
         fsync_directory(target.parent)
         return True
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Remove what killed processes were filling; the lock of ``target`` is held."""
+    # The whole name: the sibling of a target whose name begins alike may be in use right now.
+    siblings = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}\.tmp")
+    for path in target.parent.iterdir():
+        if siblings.fullmatch(path.name):
+            shutil.rmtree(path, ignore_errors=True)
