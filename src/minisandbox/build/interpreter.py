@@ -121,9 +121,15 @@ def _find(plan: InterpreterPlan) -> tuple[Candidate, tuple[str, ...]]:
 def _executables(place: str, looked_in: list[str]) -> Iterator[Path]:
     """Python executables in one configured place, each installation once."""
     seen: set[Path] = set()
-    for pattern_root, pattern in _patterns(place):
-        looked_in.append(f"{place}: {pattern_root}/{pattern}")
-        for path in sorted(pattern_root.glob(pattern)) if pattern_root.is_dir() else []:
+    for root, pattern in _patterns(place):
+        found: list[Path] = []
+        try:
+            readable = not root.is_dir() or os.access(root, os.R_OK | os.X_OK)
+            found += sorted(root.glob(pattern))
+        except PermissionError:  # below /root, say, where a variable of another user points
+            readable = False
+        looked_in.append(f"{place}: {root}/{pattern}" + ("" if readable else " (cannot be read)"))
+        for path in found:
             real = path.resolve()
             if (
                 real not in seen
