@@ -13,7 +13,7 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from minisandbox.build.checkouts import scm_versions
-from minisandbox.build.checkouts.scm_versions import own_versions, releases
+from minisandbox.build.checkouts.scm_versions import own_versions, releases, usable_versions
 
 SCRIPT = Path(scm_versions.__file__).with_name("scripts") / "scm_version.py"
 
@@ -175,6 +175,46 @@ def test_what_says_no_origin_is_the_repositorys_if_nothing_else_gave_it(
     versions = own_versions(LISTING, others=others)
     assert set(versions) == own
     assert versions[canonicalize_name("My.Project")] == "1.2.dev1+g12"
+
+
+@pytest.mark.parametrize("note", ["{", "[]", "{}", '{"url": 1}', '"x"'])
+def test_a_note_of_origin_that_says_nothing_is_none(place: Place, note: str) -> None:
+    place.write({**INSTALLED["index"][0], "site/x-1.2.dist-info/direct_url.json": note})
+    assert place.listing() == ["other x 1.2"]
+
+
+def test_a_name_that_no_locale_has_breaks_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONCOERCECLOCALE", "0")
+    monkeypatch.setenv("LC_ALL", "C")
+    place.write({"site/x-1.2.dist-info/METADATA": info("\u00fcx")})
+    assert place.listing() == ["other \\xfcx 1.2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "reason"),
+    [
+        ("-x", "1", "no name"),
+        ("x;y", "1", "no name"),
+        ("\u00fc", "1", "no name"),
+        ("x", "1=2", "no version"),
+        ("x", "latest", "no version"),
+        ("x", f"1+{'a' * 300}", "no version"),
+    ],
+)
+def test_what_cannot_be_handed_in_is_ignored_and_said(name: str, version: str, reason: str) -> None:
+    claimed = own_versions(f"own {name} {version}\nown fine 1.2\n", others=None)
+    usable, (line,) = usable_versions(claimed)
+    assert usable == {"fine": "1.2"}
+    assert reason in line
+    assert len(line) < 300
+
+
+def test_no_repository_has_a_hundred_distributions() -> None:
+    listing = "".join(f"own x{number} 1\n" for number in range(100))
+    usable, ignored = usable_versions(own_versions(listing, others=None))
+    assert (len(usable), len(ignored)) == (20, 80)
 
 
 def test_a_note_of_origin_counts_more() -> None:

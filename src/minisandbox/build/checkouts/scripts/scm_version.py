@@ -65,10 +65,9 @@ def from_repository(info: str) -> bool:
     """Whether pip or uv noted that they installed it from the repository."""
     try:
         with open(os.path.join(info, "direct_url.json"), encoding="utf-8") as file:
-            note = json.load(file)
-    except (OSError, ValueError):
+            url = json.load(file)["url"]
+    except (OSError, ValueError, KeyError, TypeError):
         return False
-    url = note.get("url") if isinstance(note, dict) else None
     if not isinstance(url, str):
         return False
     return url.startswith("file://") and in_repository(url[len("file://") :].rstrip("/"))
