@@ -269,6 +269,8 @@ FORGED = (
         ({"command": "echo PASSED tests/new.sh; kill -9 $$"}, "incomplete"),
         ({"command": "bash -c 'echo PASSED tests/new.sh; kill -9 $$'"}, "incomplete"),
         ({"command": 'echo "$no_such_variable"'}, "incomplete"),
+        # The last command of the script, which only restores files, has to work as well.
+        ({"command": "echo PASSED tests/new.sh; touch .git/index.lock"}, "incomplete"),
         ({"command": "echo '>>>>> End Test Output'; echo PASSED tests/new.sh"}, "suspect"),
         ({"command": "bash -c 'echo PASSED tests/new.sh; kill -HUP $PPID; sleep 9'"}, "incomplete"),
         ({"command": f"bash -c '{FORGED}; kill -HUP $PPID; sleep 9'"}, "incomplete"),
@@ -337,6 +339,45 @@ def test_a_patch_is_applied_as_the_harness_does(project: Project, patch: str) ->
 def test_a_patch_that_nothing_applies_is_said(project: Project) -> None:
     with pytest.raises(PatchFailed, match=r"code\.sh"):
         project.evaluate(FIX.replace("answer=41", "answer=0"))
+
+
+#: Git would run it at the script's last step before the tests; as root, with all of the tree to
+#: write to.
+HOOK = """\
+--- /dev/null
++++ b/.git/hooks/post-checkout
+@@ -0,0 +1,2 @@
++#!/bin/sh
++printf 'true\\n' > tests/old.sh
+"""
+HOOK_BEHIND_A_LINK = """\
+diff --git a/way b/way
+new file mode 120000
+--- /dev/null
++++ b/way
+@@ -0,0 +1 @@
++.git
+\\ No newline at end of file
+""" + HOOK.replace(".git/", "way/")
+
+
+@pytest.mark.parametrize(
+    "patch", [HOOK, FIX + HOOK, "@@ -1,9 +1,9 @@ is no hunk\n" + HOOK, HOOK_BEHIND_A_LINK]
+)
+def test_a_patch_that_writes_hooks_is_not_applied(project: Project, patch: str) -> None:
+    with project.start() as instance:
+        with pytest.raises(PatchFailed, match=r"^patch does not apply: it (names|makes)"):
+            run_script(
+                instance,
+                project.script(CHANGED, restored="tests/old.sh"),
+                patch=patch,
+                test_patch=CHANGED,
+                env={},
+                timeout=60,
+                log_path=project.root / "log",
+            )
+        assert instance.read_file("/testbed/code.sh") == b"answer=41\n"
+        assert instance.run("ls .git/hooks/post-checkout").exit_code != 0
 
 
 #: Only `patch` takes the second half, whose context is not what the file says.

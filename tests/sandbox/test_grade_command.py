@@ -53,7 +53,7 @@ EOF
 : '>>>>> Start Test Output'
 bash test.sh
 : '>>>>> End Test Output'
-git checkout HEAD test.sh
+git checkout HEAD code.sh
 """
 SPEC = {
     "grader": "swebench-4.1",
@@ -138,6 +138,19 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         replace(row, instance_id="unbuildable", rebuild_command="exit 4"),
         replace(row, instance_id="official", grader="swebench-4.1"),
         replace(row, instance_id="newer", grader="swebench-9"),
+        replace(row, instance_id="../../else/where", test_env="{}"),
+        replace(row, instance_id="bad-env", env="[]"),
+        replace(row, instance_id="bad-variable", env='{"MODE": 1}'),
+        replace(row, instance_id="bad-test-env", test_env="{"),
+        replace(row, instance_id="bad-extra", extra="null"),
+        replace(row, instance_id="bad-parser", log_parser="nose"),
+        replace(
+            row,
+            instance_id="bad-spec",
+            grader="swebench-4.1",
+            test_spec=json.dumps({**SPEC, "install": None}),
+        ),
+        replace(row, instance_id="tox", test_command=f"{RUN}; echo py39: exit -9; exit 1"),
         replace(
             row,
             instance_id="breaking",
@@ -197,6 +210,7 @@ def test_a_patch_of_ones_own(grade, tmp_path: Path) -> None:
         ("killed", "incomplete"),
         ("unbuildable", "install"),
         ("official", "grader"),
+        ("bad-spec", "grader"),
     ],
 )
 def test_what_is_no_verdict_is_a_failure(grade, instance: str, outcome: str) -> None:
@@ -205,6 +219,50 @@ def test_what_is_no_verdict_is_a_failure(grade, instance: str, outcome: str) -> 
         assert (code, answer["outcome"]) == (1, outcome)
         assert (answer["verdict"], answer["resolved"]) == (False, False)
         assert answer["reason"]
+
+
+def test_a_run_that_the_machine_failed_is_no_verdict_unless_it_is_resolved(grade) -> None:
+    code, answer = grade("tox", "--empty")
+    assert (code, answer["outcome"]) == (1, "incomplete")
+    assert "py39: exit -9" in answer["reason"]
+    code, answer = grade("tox", "--gold")
+    assert (code, answer["outcome"]) == (0, "resolved")
+
+
+def test_a_patch_that_writes_to_git_s_own_files_is_not_applied(grade, tmp_path: Path) -> None:
+    patch = tmp_path / "my.patch"
+    hook = "--- /dev/null\n+++ b/.git/hooks/post-checkout\n@@ -0,0 +1 @@\n+#!/bin/sh\n"
+    patch.write_text("@@ -1,9 +1,9 @@ is no hunk\n" + FIX + hook)
+    code, answer = grade("good", "--patch", str(patch))
+    assert (code, answer["outcome"]) == (0, "patch")
+    assert ".git/hooks" in answer["reason"]
+
+
+@pytest.mark.parametrize(
+    ("instance", "column"),
+    [
+        ("bad-env", "env"),
+        ("bad-variable", "env"),
+        ("bad-test-env", "test_env"),
+        ("bad-extra", "extra"),
+        ("bad-parser", "log_parser"),
+    ],
+)
+def test_a_damaged_row_is_said_in_a_sentence(grade, instance: str, column: str) -> None:
+    code, answer = grade(instance, "--gold")
+    assert code == 2
+    assert f"manifest row {instance}: key '{column}'" in answer["error"]
+    assert answer["error"].count("\n") == 1
+
+
+def test_an_id_does_not_lead_the_log_out_of_the_folder(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a/b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a/b")
+    assert main(["grade", "--cache", str(cache), "--gold", "--", "../../else/where"]) in (0, 1)
+    assert [path.name for path in tmp_path.rglob("*.log")] == ["__..__else__where.gold.log"]
+    assert len(list((tmp_path / "a/b").iterdir())) == 1
 
 
 def test_the_grader_is_the_cache_s_own_and_one_that_breaks_is_said(grade, cache: Path) -> None:
@@ -217,6 +275,10 @@ def test_the_grader_is_the_cache_s_own_and_one_that_breaks_is_said(grade, cache:
     code, answer = grade("breaking", "--gold")
     assert code == 1
     assert "ended early: no memory" in answer["error"]
+    python.write_text("#!/bin/sh\nkill -9 $$\n")
+    code, killed = grade("breaking", "--gold")
+    assert code == 75
+    assert "killed by SIGKILL; was there memory?; try again" in killed["error"]
     assert f"remove {place}" in answer["error"]
     assert "package index" not in answer["error"]
 

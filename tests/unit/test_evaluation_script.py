@@ -4,17 +4,20 @@ and who wrote that; and graders that cannot be installed.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from minisandbox.errors import EXIT_FAILED, EXIT_TRANSIENT
+from minisandbox.errors import EXIT_FAILED, EXIT_TRANSIENT, ProcessFailed
 from minisandbox.evaluate import run_tests
 from minisandbox.evaluate.grading import GraderFailed, GraderUnavailable, Task
 from minisandbox.evaluate.official import venv
@@ -170,14 +173,14 @@ AROUND = output().log.replace("Start", "x").replace(">> End", ">> Start").replac
     ("run", "outcome"),
     [
         (output(), None),
-        (replace(output(), exit_code=1), None),
+        (replace(output(), exit_code=1), "incomplete"),
         (replace(output(), timed_out=True, exit_code=124), "timeout"),
         (replace(output(), truncated=True), "incomplete"),
         (replace(output(), exit_code=137), "incomplete"),
         (replace(output(), log=UP_TO_INSTALL.format(**PARTS)), "incomplete"),
         (replace(output(), exit_code=129), "incomplete"),
         (replace(output(), exit_code=139), "incomplete"),
-        (replace(output(), exit_code=128), None),
+        (replace(output(), exit_code=128), "incomplete"),
         (replace(output(), log=BEFORE_END), "incomplete"),
         (replace(output(), log=f"{BEFORE_END}\n{TO_THE_END}"), None),
         (replace(output(), log=BEFORE_END + TO_THE_END), None),  # no line end after the tests
@@ -226,6 +229,59 @@ def test_a_spec_of_another_grader_is_refused(spec: str, said: str) -> None:
     grader = OfficialGrader(OfficialTool("swebench-4.1"))
     with pytest.raises(GraderFailed, match=said):
         grader.grade(replace(TASK, test_spec=spec), [output()])
+
+
+@pytest.mark.parametrize("damage", [{"install": None}, {"test_spec": []}, {"eval_script": 1}])
+def test_a_damaged_spec_is_refused(damage: dict[str, object]) -> None:
+    saved = {"test_spec": {}, "eval_script": "", "install": ""} | damage
+    spec = json.dumps({"grader": "swebench-4.1", "version": "4.1.0", **saved})
+    with pytest.raises(GraderFailed, match=rf"damaged \({next(iter(damage))}\)"):
+        OfficialGrader(OfficialTool("swebench-4.1")).grade(
+            replace(TASK, test_spec=spec), [output()]
+        )
+
+
+NO_SPACE = "OSError: [Errno 28] No space left on device"
+
+
+class Answering(OfficialTool):
+    """A harness in which the tests that the log names passed."""
+
+    def grade(self, items: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        def answer(log: str) -> Mapping[str, Any]:
+            passed = ["a"] if "PASSED a" in log else []
+            lists = {"FAIL_TO_PASS": {"success": passed}, "PASS_TO_PASS": {"success": []}}
+            report = {"resolved": bool(passed), "tests_status": lists}
+            return {"report": report, "passed": len(passed), "failed": 0}
+
+        return [answer(item["log"]) for item in items]
+
+
+@pytest.mark.parametrize(
+    ("run", "outcome"),
+    [
+        (output(tests="PASSED a\npy39: exit -9"), "resolved"),
+        (output(tests="FAILED a\npy39: exit -9"), "incomplete"),
+        (output(tests="FAILED a\npy39: exit 1"), "unresolved"),
+        (replace(output(tests="FAILED a"), full="/"), "incomplete"),
+        (replace(output(tests="PASSED a"), full="/"), "resolved"),
+        # What the patch holds, and what installing printed, is not the tests'.
+        (
+            output(tests="FAILED a", diff=NO_SPACE),
+            "unresolved",
+        ),
+        (replace(output(tests="PASSED a"), exit_code=128), "incomplete"),
+    ],
+)
+def test_an_unresolved_run_that_the_machine_failed_is_no_verdict(
+    run: run_tests.TestOutput, outcome: str
+) -> None:
+    saved = {"test_spec": {}, "eval_script": "", "install": PIP}
+    spec = json.dumps({"grader": "swebench-4.1", "version": "4.1.0", **saved})
+    grader = OfficialGrader(Answering("swebench-4.1"))
+    other = output(tests="PASSED a")
+    grades = grader.grade(replace(TASK, test_spec=spec), [other, run, other])
+    assert [grade.outcome for grade in grades] == ["resolved", outcome, "resolved"]
 
 
 def test_all_that_decides_verdicts_is_in_the_identity(tmp_path: Path) -> None:
@@ -308,3 +364,32 @@ def test_an_index_that_is_not_there_may_be_there_later(
         venv.tool_python(pin, tmp_path)
     assert caught.value.transient
     assert caught.value.exit_code == EXIT_TRANSIENT
+
+
+def test_an_install_that_was_killed_may_work_later(
+    pin: Pin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(argv: Sequence[object], **_: object) -> None:
+        raise ProcessFailed([str(word) for word in argv], -9, "")
+
+    monkeypatch.setattr(venv.process, "run", killed)
+    with pytest.raises(GraderUnavailable, match=r"killed by SIGKILL; was there memory\?") as caught:
+        venv.tool_python(pin, tmp_path)
+    assert caught.value.exit_code == EXIT_TRANSIENT
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(errno.EROFS, "can be written"), (errno.EACCES, "can be written"), (errno.ENOSPC, "space")],
+)
+def test_a_folder_that_cannot_be_used_is_said(
+    pin: Pin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    def refused(*_: object) -> bool:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(venv.atomic, "ensure_directory", refused)
+    with pytest.raises(GraderUnavailable, match=remedy) as caught:
+        venv.tool_python(pin, tmp_path)
+    assert os.strerror(number) in str(caught.value)
+    assert not caught.value.transient

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.evaluate.patches import patched_paths
+from minisandbox.evaluate.patches import outside_of_tree, patched_paths
 
 
 def git(folder: Path, *words: str) -> str:
@@ -64,3 +64,61 @@ def test_carriage_returns_of_a_patch_are_not_part_of_names() -> None:
 def test_nothing_is_nothing() -> None:
     assert patched_paths("") == ()
     assert patched_paths("prose\nthat is no patch\n") == ()
+
+
+def new_file(name: str, *lines: str) -> str:
+    body = "".join(f"+{line}\n" for line in lines or ("x",))
+    return f"--- /dev/null\n+++ {name}\n@@ -0,0 +1,{len(lines) or 1} @@\n{body}"
+
+
+HOOK = ".git/hooks/post-checkout"
+FIX = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n"
+LINK = "diff --git a/way b/way\nnew file mode 120000\n" + new_file("b/way", ".git")
+A_DIFF = f" --- a/{HOOK}\n--- a/{HOOK}\n+++ b/{HOOK}\n x\n"
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        new_file(f"b/{HOOK}"),
+        FIX + new_file(f"b/{HOOK}"),
+        new_file("b/.GIT/config"),
+        new_file("b/sub/.git/config"),
+        new_file("b/.git/../x.py"),
+        new_file("b/.git"),
+        new_file('"b/.git/hooks/\\303\\274"'),
+        new_file('"b/\\056git/config"'),
+        f"diff --git a/{HOOK} b/{HOOK}\nnew file mode 100755\n",
+        "diff --git a/x b/.git/x\nsimilarity index 100%\nrename from x\nrename to .git/x\n",
+        "diff --git a/.git/x b/x\nsimilarity index 100%\ncopy from .git/x\ncopy to x\n",
+        f"Index: {HOOK}\n" + FIX,
+        f"*** /dev/null\n--- b/{HOOK}\n***************\n*** 0 ****\n--- 1 ----\n+ x\n",
+        "".join(f"  {line}\n" for line in new_file(f"b/{HOOK}").splitlines()),
+        "@@ -1,9 +1,9 @@ no hunk, for want of a header\n" + new_file(f"b/{HOOK}"),
+        FIX + "\\ No newline at end of file\n" + new_file(f"b/{HOOK}"),
+        "--- a/y\n+++ b/y\n@@ -1,2 +1,2 @@\n\t\n-a\n+b\n" + new_file(f"b/{HOOK}"),
+        new_file(f"b/{HOOK}").replace("\n", "\r\n"),
+        LINK + new_file("b/way/hooks/post-checkout"),
+    ],
+)
+def test_a_patch_that_writes_to_a_repository_of_git_is_seen(patch: str) -> None:
+    assert outside_of_tree(patch) is not None
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "",
+        FIX,
+        LINK,
+        LINK + new_file("b/wayward.py"),
+        new_file("b/.gitignore", ".git/"),
+        new_file("b/.github/x.yml"),
+        new_file("b/x.git/y"),
+        new_file("b/a.diff", f"--- a/{HOOK}", f"++ b/{HOOK}"),
+        # Context, removed and added lines of a file that holds a diff.
+        "--- a/a.diff\n+++ b/a.diff\n@@ -1,3 +1,3 @@\n" + A_DIFF,
+    ],
+)
+def test_a_patch_of_the_work_tree_is_none_such(patch: str) -> None:
+    assert outside_of_tree(patch) is None

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minisandbox import keys
 from minisandbox.cli.subparsers import Subparsers
 from minisandbox.cli.waiting import waiting_line
 from minisandbox.errors import EXIT_FAILED, EXIT_OK, InvalidInput
@@ -59,7 +60,8 @@ def grade_patch(arguments: argparse.Namespace) -> int:
     cache = open_cache(arguments.cache)
     row = cache.row(arguments.id)
     which = "gold" if arguments.gold else "empty" if arguments.empty else "patch"
-    log: Path = arguments.log or Path(f"{row.instance_id}.{which}.log")
+    # The id is a dataset's: its slashes and dots must not lead the log out of this folder.
+    log: Path = arguments.log or Path(f"{keys.slug(row.instance_id)}.{which}.log")
     patch = _patch(arguments, row)
     with waiting_line() as report:
         judgement = judge(

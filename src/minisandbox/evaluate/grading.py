@@ -6,14 +6,15 @@ neither is a grader that fails: both are outcomes of their own, never "unresolve
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 from minisandbox.errors import EXIT_FAILED, EXIT_TRANSIENT, MiniSandboxError
 from minisandbox.evaluate.logs import PARSERS, PASSING, Status, Statuses
+from minisandbox.evaluate.outages import KILLED, outage
+from minisandbox.evaluate.run_tests import PreparationFailed as PreparationFailed
 from minisandbox.evaluate.run_tests import TestOutput, TestSpec, run_tests
 from minisandbox.runtime import Instance
 
@@ -28,13 +29,6 @@ Outcome = Literal[
 
 VERDICTS: frozenset[Outcome] = frozenset({"resolved", "unresolved", "patch"})
 
-#: Signals by which a test runner ends through its own fault, or that of the code it tests. Any
-#: other comes from outside: from the kernel for want of memory, or from somebody.
-_FAULTS = frozenset(
-    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP}
-)
-_KILLED = {128 + number: number.name for number in signal.Signals if number not in _FAULTS}
-
 
 class GraderFailed(MiniSandboxError):
     """A grader cannot make a test spec of an instance, or broke on its log."""
@@ -44,15 +38,6 @@ class GraderFailed(MiniSandboxError):
         self.instance_id = instance_id
         self.reason = reason
         super().__init__(f"{grader} cannot grade {instance_id}: {reason}")
-
-
-class PreparationFailed(MiniSandboxError):
-    """An instance cannot be made ready for its evaluation; says nothing of the patch under test."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        self.name = name
-        self.reason = reason
-        super().__init__(f"{name} cannot be made ready for its evaluation script: {reason}")
 
 
 class GraderUnavailable(MiniSandboxError):
@@ -201,11 +186,14 @@ class LogGrader:
         return tuple(self._grade(task, output) for output in outputs)
 
     def _grade(self, task: Task, output: TestOutput) -> Grade:
-        return cut_short(output) or grade(
+        if (cut := cut_short(output)) is not None:
+            return cut
+        graded = grade(
             self.statuses(output.log),
             fail_to_pass=task.fail_to_pass,
             pass_to_pass=task.pass_to_pass,
         )
+        return without_blame(graded, output, output.log)
 
 
 def cut_short(output: TestOutput) -> Grade | None:
@@ -214,9 +202,25 @@ def cut_short(output: TestOutput) -> Grade | None:
         return Grade("timeout", reason=f"the tests were ended after {output.seconds:.0f} s")
     if output.truncated:
         return Grade("incomplete", reason="the tests printed more than is kept of a log")
-    if (name := _KILLED.get(output.exit_code)) is not None:
+    if (name := KILLED.get(output.exit_code - 128)) is not None:
         return Grade("incomplete", reason=f"the tests were killed by {name}")
     return None
+
+
+def without_blame(grade: Grade, output: TestOutput, tests: str) -> Grade:
+    """``grade``, or ``incomplete`` where it is ``unresolved`` and the machine failed the run.
+
+    ``tests`` is the part of the log in which the tests ran. A resolved run had all that it needed.
+    """
+    if grade.outcome != "unresolved":
+        return grade
+    if output.full:
+        said = f"the file system of {output.full} in the sandbox was full when the tests had ended"
+    elif (shown := outage(tests)) is not None:
+        said = f"the machine failed the tests: {shown}"
+    else:
+        return grade
+    return replace(grade, outcome="incomplete", reason=said)
 
 
 def grade(statuses: Statuses, *, fail_to_pass: Sequence[str], pass_to_pass: Sequence[str]) -> Grade:

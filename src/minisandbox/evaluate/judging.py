@@ -4,7 +4,6 @@ with.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +14,15 @@ from minisandbox.evaluate.grading import (
     Grader,
     GraderFailed,
     LogGrader,
-    PreparationFailed,
     Task,
 )
+from minisandbox.evaluate.logs import PARSERS
 from minisandbox.evaluate.official.grader import OfficialGrader
 from minisandbox.evaluate.official.pins import PINS
 from minisandbox.evaluate.official.tool import OfficialTool
 from minisandbox.evaluate.official.venv import Report, place_of
-from minisandbox.evaluate.run_tests import TestOutput
-from minisandbox.records.manifest import ManifestRow
+from minisandbox.evaluate.run_tests import PreparationFailed, TestOutput
+from minisandbox.records.manifest import ManifestRow, extra_of, variables_of
 from minisandbox.runtime import Cache
 from minisandbox.sandbox import Profile
 
@@ -87,12 +86,20 @@ def _tools_of(cache: Cache, row: ManifestRow) -> Path | None:
 def grader_of(
     row: ManifestRow, *, tools: Path | None = None, report: Report | None = None
 ) -> Grader:
-    """The grader that the row was validated with; raises ``InvalidInput`` for an unknown one."""
+    """The grader that the row was validated with; raises ``InvalidInput`` for an unknown one,
+    and for a row that does not say how its tests run or are read.
+    """
+    if row.grader == "log" and row.log_parser not in PARSERS:
+        raise InvalidInput(
+            f"manifest row {row.instance_id}: key 'log_parser'",
+            f"is {row.log_parser!r}",
+            f"known: {', '.join(PARSERS)}",
+        )
     commands = LogGrader(
         row.log_parser,
         row.test_command,
         row.rebuild_command,
-        env=json.loads(row.test_env),
+        env=variables_of(row, "test_env"),
         timeout=row.test_timeout,
     )
     return grader_named(row.grader, row.instance_id, commands, tools=tools, report=report)
@@ -128,7 +135,7 @@ def task_of(row: ManifestRow) -> Task:
         test_patch=row.test_patch,
         fail_to_pass=row.FAIL_TO_PASS,
         pass_to_pass=row.PASS_TO_PASS,
-        environment_commit=environment_commit(json.loads(row.extra)),
+        environment_commit=environment_commit(extra_of(row)),
         test_spec=row.test_spec,
     )
 

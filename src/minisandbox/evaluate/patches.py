@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 _QUOTED = re.compile(rb'\\([0-7]{3}|[abfnrtv"\\])')
 _ESCAPES = {
@@ -14,6 +15,64 @@ _ESCAPES = {
     b"t": b"\t",
     b"v": b"\v",
 }
+
+#: How git and `patch` are told of a file: of headers, also those of other kinds of diffs, indented
+#: as in a mail.
+_NAMING = re.compile(
+    r"\s*(?:---|\+\+\+|\*\*\*|Index:|diff --git|(?:rename|copy) (?:from|to))\s+(.*)"
+)
+_QUOTED_NAME = re.compile(r'"(?:[^"\\]|\\.)*"')
+_IN_GIT = re.compile(r"""(?:^|[/\s])\.git(?:$|[/\s])""", re.IGNORECASE)
+_LINK_MODE = re.compile(r"\s*(?:new file mode|new mode) 120000\b")
+_HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+
+
+def outside_of_tree(patch: str) -> str | None:
+    """Why no program may be asked to apply ``patch``: a path of it lies in a ``.git``, or behind a
+    link that the patch makes; ``None`` if there is none.
+
+    Git itself refuses such paths. `patch`, which is asked after it, does not: a hook of git written
+    so would run in the evaluation, after the trusted test files are in place.
+    """
+    links: set[str] = set()
+    header = ""
+    for line in _lines_outside_of_hunks(patch):
+        if (naming := _NAMING.match(line)) is not None:
+            named = _QUOTED_NAME.sub(lambda name: _unquote(name[0]), naming[1])
+            if _IN_GIT.search(named):
+                return f"it names a path in a .git: {named[:200]!r}"
+            if line.lstrip().startswith("diff --git "):
+                header = line.lstrip().removeprefix("diff --git ")
+        elif _LINK_MODE.match(line):
+            links.update(_header_paths(header))
+    for path in patched_paths(patch) if links else ():
+        if any(path.startswith(f"{link}/") for link in links):
+            return f"it makes a symbolic link and writes behind it: {path!r}"
+    return None
+
+
+def _lines_outside_of_hunks(patch: str) -> Iterator[str]:
+    """Lines in which `patch` or git looks for headers.
+
+    A hunk is one only below a header or another hunk: `patch` passes over an ``@@`` elsewhere, and
+    over all that is no line of a hunk.
+    """
+    old = new = 0
+    follows = False
+    for line in patch.split("\n"):
+        line = line.removesuffix("\r")
+        if old > 0 or new > 0:
+            sign = line[:1]
+            if sign in ("-", "+", " ", "\t", "", "\\"):
+                old -= sign not in ("+", "\\")
+                new -= sign not in ("-", "\\")
+                continue
+            old = new = 0
+        if follows and (match := _HUNK.match(line)) is not None:
+            old, new = int(match[1] or 1), int(match[2] or 1)
+            continue
+        follows = line.startswith("+++ ") or (follows and line.startswith("\\"))
+        yield line
 
 
 def patched_paths(patch: str) -> tuple[str, ...]:
@@ -41,7 +100,7 @@ def patched_paths(patch: str) -> tuple[str, ...]:
                 paths.setdefault(_without_prefix(name))
         elif line.startswith(("rename from ", "rename to ", "copy from ", "copy to ")):
             paths.setdefault(_unquote(line.split(" ", 2)[2]))
-        elif match := re.match(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@", line):
+        elif match := _HUNK.match(line):
             in_hunk = int(match[1] or 1) + int(match[2] or 1)
     return tuple(paths)
 

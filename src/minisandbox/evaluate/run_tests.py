@@ -6,17 +6,33 @@ what a patch did to the tests is undone before they run.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from minisandbox import atomic
-from minisandbox.errors import InvalidInput, PatchFailed, RebuildFailed
-from minisandbox.evaluate.patches import patched_paths
+from minisandbox.errors import InvalidInput, MiniSandboxError, PatchFailed, RebuildFailed
+from minisandbox.evaluate.patches import outside_of_tree, patched_paths
 from minisandbox.runtime import Instance
 
 #: What a runner may leave behind for a log; more is cut in the middle of nothing a parser needs.
 MAX_LOG_BYTES = 64 * 2**20
+
+#: Bytes of free space below which a file system is taken for full: what was to be written did not
+#: fit, or only just.
+MIN_FREE_BYTES = 2**20
+
+_FREE = re.compile(r"^(\d{1,20}) (\d{1,20}) (\d{1,20}) (\d{1,20})$", re.MULTILINE)
+
+
+class PreparationFailed(MiniSandboxError):
+    """An instance cannot be made ready for its evaluation; says nothing of the patch under test."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(f"{name} cannot be made ready for its evaluation: {reason}")
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,8 @@ class TestOutput:
     """What came out of a run; ``log`` is the runner's output, decoded with replacement.
 
     ``nonce`` is what the shell's traces in the log bear after their ``+``, and what no program that
-    it started was told; empty where nothing was traced.
+    it started was told; empty where nothing was traced. ``full`` is the folder inside whose file
+    system had no room left when the run had ended, or empty.
     """
 
     log: str
@@ -47,16 +64,23 @@ class TestOutput:
     truncated: bool
     seconds: float
     nonce: str = ""
+    full: str = ""
 
 
 def run_tests(instance: Instance, spec: TestSpec, *, patch: str, log_path: Path) -> TestOutput:
     """Run the tests of ``instance`` with ``patch`` applied; the instance must be fresh.
 
-    Raises ``PatchFailed`` if the patch or the test patch does not apply, and ``RebuildFailed``. The
-    log is written to ``log_path`` byte for byte.
+    Raises ``PatchFailed`` if the patch or the test patch does not apply, ``PreparationFailed`` if
+    there was no room to apply the patch, and ``RebuildFailed``. The log is written to ``log_path``
+    byte for byte.
     """
     if patch.strip():
-        instance.apply_patch(patch, name="patch")
+        refuse_outside_of_tree(patch)
+        try:
+            instance.apply_patch(patch, name="patch")
+        except PatchFailed:
+            refuse_full(instance)
+            raise
     if spec.test_patch.strip():
         try:
             instance.restore(patched_paths(spec.test_patch))
@@ -109,4 +133,36 @@ def capture(
         truncated=result.truncated,
         seconds=result.duration,
         nonce=nonce,
+        full="" if result.timed_out else full_folder(instance),
     )
+
+
+def refuse_outside_of_tree(patch: str) -> None:
+    """Raise ``PatchFailed`` for a patch under test that must not be handed to any program."""
+    if (reason := outside_of_tree(patch)) is not None:
+        raise PatchFailed("patch", reason)
+
+
+def refuse_full(instance: Instance) -> None:
+    """Raise ``PreparationFailed`` if the patch cannot be blamed, because there is no room left."""
+    if folder := full_folder(instance):
+        raise PreparationFailed(
+            instance.sandbox.name, f"the file system of {folder} in it is full; free some space"
+        )
+
+
+def full_folder(instance: Instance) -> str:
+    """The first of ``/`` and ``/tmp`` inside with less than ``MIN_FREE_BYTES`` or no inode free;
+    empty if both have room.
+
+    Raises ``SandboxDied``. A base without ``stat`` says nothing.
+    """
+    # Some file systems (btrfs) do not count inodes: they have none at all, and none free.
+    words = ["stat", "-f", "-c", "%a %S %c %d", "/", "/tmp"]
+    said = instance.run(words, cwd="/", user=0, timeout=60)
+    # The tests may have put another `stat` there: what is no account of a file system is nothing.
+    for folder, found in zip(("/", "/tmp"), _FREE.finditer(said.stdout_text), strict=False):
+        blocks, size, inodes, free = map(int, found.groups())
+        if blocks * size < MIN_FREE_BYTES or (inodes > 0 and free == 0):
+            return folder
+    return ""

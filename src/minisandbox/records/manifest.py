@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
+from minisandbox.errors import InvalidInput
 from minisandbox.records.layer import LayerRef
 from minisandbox.records.stages import Status
 
@@ -117,3 +119,32 @@ class ManifestRow:
     empty_seconds: float | None
     logs: Logs
     extra: str
+
+
+def variables_of(row: ManifestRow, column: Literal["env", "test_env"]) -> dict[str, str]:
+    """Environment variables of a row; raises ``InvalidInput`` if the text is none."""
+    found = _object_of(row, column)
+    for name, value in found.items():
+        if not isinstance(value, str) or "=" in name or "\0" in name + value or not name:
+            raise _damaged(row, column, f"gives {name!r} as {value!r}, which no variable can be")
+    return found
+
+
+def extra_of(row: ManifestRow) -> dict[str, Any]:
+    """Further columns of a row's dataset; raises ``InvalidInput`` if the text is no object."""
+    return _object_of(row, "extra")
+
+
+def _object_of(row: ManifestRow, column: Literal["env", "test_env", "extra"]) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(getattr(row, column))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(row, column, f"is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise _damaged(row, column, "is not a JSON object")
+    return cast("dict[str, Any]", found)
+
+
+def _damaged(row: ManifestRow, column: str, problem: str) -> InvalidInput:
+    where = f"manifest row {row.instance_id}: key {column!r}"
+    return InvalidInput(where, problem, "build the manifest again")

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from minisandbox.errors import InstanceUnavailable, InstanceUnknown, InvalidInput
 from minisandbox.records import codec
-from minisandbox.records.manifest import READABLE_SCHEMAS, ManifestRow
+from minisandbox.records.manifest import READABLE_SCHEMAS, ManifestRow, variables_of
 from minisandbox.runtime.instance import Instance, start_instance
 from minisandbox.runtime.stack import Report
 from minisandbox.sandbox import Profile
@@ -113,7 +113,7 @@ class Cache:
             node=self.node,
             name=instance_id,
             profile=profile,
-            env={**json.loads(row.env), **(env or {})},
+            env={**variables_of(row, "env"), **(env or {})},
             report=report,
         )
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minisandbox.evaluate.grading import Grade, GraderFailed, Task
-from minisandbox.evaluate.official.script import graded_part, run_script, trouble
+from minisandbox.evaluate.grading import Grade, GraderFailed, Task, without_blame
+from minisandbox.evaluate.official.script import graded_part, run_script, tests_part, trouble
 from minisandbox.evaluate.official.tool import Answer, OfficialTool
 from minisandbox.evaluate.run_tests import TestOutput
 from minisandbox.runtime import Instance
@@ -17,7 +17,10 @@ from minisandbox.runtime import Instance
 #: Version of what is done around the official code: how a patch is applied, what a log must show,
 #: what of the harness's report decides. A change of meaning in this module or in script.py counts
 #: it up, and makes every validation anew.
-_METHOD = 2
+_METHOD = 3
+
+#: What a test spec is kept as, besides who made it.
+_KEPT = (("test_spec", dict), ("eval_script", str), ("install", str))
 
 
 @dataclass(frozen=True)
@@ -88,15 +91,22 @@ class OfficialGrader:
             if grade is None
         ]
         answers = iter(self.tool.grade(items))
-        return tuple(grade or _grade(task, next(answers)) for grade in grades)
+        return tuple(
+            grade or without_blame(_grade(task, next(answers)), output, tests_part(output))
+            for output, grade in zip(outputs, grades, strict=True)
+        )
 
     def _saved(self, task: Task) -> Mapping[str, Any]:
         """The spec that was kept; raises ``GraderFailed`` for one of another grader, or none."""
         try:
             saved: Any = json.loads(task.test_spec)
             if (saved["grader"], saved["version"]) == (self.name, self.tool.pin.version):
-                return saved
-            found = f"its test spec is one of {saved['grader']} {saved['version']}"
+                damaged = [name for name, kind in _KEPT if not isinstance(saved.get(name), kind)]
+                if not damaged:
+                    return saved
+                found = f"its test spec is damaged ({', '.join(damaged)})"
+            else:
+                found = f"its test spec is one of {saved['grader']} {saved['version']}"
         except (ValueError, KeyError, TypeError):
             found = "it has no test spec"
         raise GraderFailed(self.name, task.instance_id, f"{found}; build its validation again")

@@ -14,9 +14,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from minisandbox.errors import InvalidInput, PatchFailed
-from minisandbox.evaluate.grading import Grade, PreparationFailed, cut_short
+from minisandbox.evaluate.grading import Grade, cut_short
 from minisandbox.evaluate.patches import patched_paths
-from minisandbox.evaluate.run_tests import TestOutput, capture
+from minisandbox.evaluate.run_tests import (
+    PreparationFailed,
+    TestOutput,
+    capture,
+    refuse_full,
+    refuse_outside_of_tree,
+)
 from minisandbox.runtime import Instance
 
 #: Between these the harness looks for test results; `set -x` prints them once each.
@@ -41,6 +47,7 @@ _START_FILE = "/tmp/eval.start"
 
 _BARE_CHECKOUT = re.compile(r"^git checkout ([0-9a-f]{40}) *$", re.MULTILINE)
 _REFUSED = re.compile(r"^error: .*$", re.MULTILINE)
+_ELSEWHERE = re.compile(r"^error: (?:invalid path|.* beyond a symbolic link)", re.MULTILINE)
 _KILLED = re.compile(r"^/eval\.sh: line \d+: +\d+ (?:Killed|Terminated|Hangup|Quit)\b")
 _PIP = re.compile(r"\bpip3? (?:\S+ )*install\b")
 _SETUP = re.compile(r"\bsetup\.py (?:\S+ )*(?:install|develop)\b")
@@ -92,6 +99,7 @@ def run_script(
 
 
 def _apply(instance: Instance, patch: str, timeout: float) -> None:
+    refuse_outside_of_tree(patch)
     if not patch.endswith("\n"):  # lost on its way from a model; to git the last hunk is cut off
         patch += "\n"
     instance.write_file(_PATCH, patch.encode("utf-8", "surrogateescape"))
@@ -103,6 +111,10 @@ def _apply(instance: Instance, patch: str, timeout: float) -> None:
         if result.exit_code == 0:
             return
         said = said or result.text
+        # What git refuses for where it would write, `patch` must not be asked to do.
+        if _ELSEWHERE.search(said):
+            break
+    refuse_full(instance)
     lines = [line for line in said.splitlines() if line.startswith("error:")]
     raise PatchFailed("patch", "; ".join(lines[:3]) or "git and patch both refuse it")
 
@@ -165,6 +177,10 @@ def trouble(output: TestOutput, *, install: str) -> Grade | None:
             return Grade("incomplete", reason=f"the tests were killed: {line.strip()}")
     if not any(trace.start() > ended.end() for trace in _traces(output, _RESTORE)):
         return Grade("incomplete", reason="the evaluation script ended right after the tests")
+    if output.exit_code != 0:  # of that last command, which has nothing to do but restore files
+        last = log.rstrip().rpartition("\n")[2].strip()
+        said = f"the evaluation script ended with {output.exit_code} after the tests: {last[:200]}"
+        return Grade("incomplete", reason=said)
     return None
 
 
@@ -176,6 +192,12 @@ def graded_part(output: TestOutput) -> str:
     """
     started, ended = _traces(output, _START_TRACE)[0], _traces(output, _END_TRACE)[0]
     return output.log[started.start() : ended.end()] + "\n"
+
+
+def tests_part(output: TestOutput) -> str:
+    """What was printed between the markers of a run without ``trouble``."""
+    started, ended = _traces(output, _START_TRACE)[0], _traces(output, _END_TRACE)[0]
+    return output.log[started.end() : ended.start()]
 
 
 def _traces(output: TestOutput, command: str) -> list[re.Match[str]]:

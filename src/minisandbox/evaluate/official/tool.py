@@ -17,7 +17,7 @@ from minisandbox import process
 from minisandbox.errors import ProcessFailed
 from minisandbox.evaluate.grading import GraderUnavailable
 from minisandbox.evaluate.official.pins import PINS, Pin
-from minisandbox.evaluate.official.venv import Report, default_tools, tool_python
+from minisandbox.evaluate.official.venv import Report, default_tools, killed_by, tool_python
 from minisandbox.process import ProcessTimedOut
 
 #: Seconds for one call: seconds to import the harness, then milliseconds an item.
@@ -155,6 +155,11 @@ class OfficialTool:
             reason = f"it did not answer within {error.timeout:.0f} s"
             raise GraderUnavailable(self.pin.name, reason, remedy=remedy, transient=True) from error
         except ProcessFailed as error:
+            if (killed := killed_by(error)) is not None:
+                reason = f"it was killed by {killed}; was there memory?"
+                raise GraderUnavailable(
+                    self.pin.name, reason, remedy="free some memory", transient=True
+                ) from error
             lines = error.output.strip().splitlines() or [f"it said nothing ({error.returncode})"]
             reason = f"it ended early: {lines[-1]}"
             raise GraderUnavailable(self.pin.name, reason, remedy=remedy) from error

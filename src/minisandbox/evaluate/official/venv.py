@@ -6,6 +6,7 @@ hash in the list. uv installs them where it is there and can be told that index,
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.util
 import os
@@ -18,6 +19,7 @@ from minisandbox import atomic, process
 from minisandbox.errors import ProcessFailed
 from minisandbox.evaluate.grading import GraderUnavailable
 from minisandbox.evaluate.official.pins import Pin
+from minisandbox.evaluate.outages import KILLED
 from minisandbox.pipconfig import pip_settings
 from minisandbox.store import default_node_root
 
@@ -78,9 +80,22 @@ def tool_python(pin: Pin, tools: Path, *, report: Report | None = None) -> Path:
         raise GraderUnavailable(
             pin.name,
             f"{target} cannot be made: {error.strerror}",
-            remedy="check free space and permissions",
+            remedy=_remedy(error.errno),
         ) from error
     return target / "bin" / "python"
+
+
+def killed_by(error: ProcessFailed) -> str | None:
+    """The signal from outside that ended a program, which says nothing of the program."""
+    return KILLED.get(-error.returncode)
+
+
+def _remedy(number: int | None) -> str:
+    if number in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return "name a folder of graders that can be written (`minisandbox grade --tools`)"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space there"
+    return "check the folder"
 
 
 def _digest(pin: Pin) -> str:
@@ -101,6 +116,11 @@ def _fill(work: Path, pin: Pin) -> None:
         process.run([work / "bin" / "python", "-I", "-c", check], env=_clean(), timeout=300)
     except ProcessFailed as error:
         shutil.rmtree(work, ignore_errors=True)
+        if (killed := killed_by(error)) is not None:
+            reason = f"installing it was killed by {killed}; was there memory?"
+            raise GraderUnavailable(
+                pin.name, reason, remedy="free some memory", transient=True
+            ) from error
         raise GraderUnavailable(
             pin.name,
             f"{pin.distribution} {pin.version} cannot be installed: {_decisive(error.output)}",
