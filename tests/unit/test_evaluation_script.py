@@ -378,6 +378,20 @@ def test_an_install_that_was_killed_may_work_later(
     assert caught.value.exit_code == EXIT_TRANSIENT
 
 
+def test_an_install_into_a_full_disk_is_not_blamed_on_the_index(
+    pin: Pin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(argv: Sequence[object], **_: object) -> None:
+        said = "error: failed to write `x`\n  Caused by: No space left on device (os error 28)"
+        raise ProcessFailed([str(word) for word in argv], 2, said)
+
+    monkeypatch.setattr(venv.process, "run", refused)
+    with pytest.raises(GraderUnavailable, match="free some space") as caught:
+        venv.tool_python(pin, tmp_path)
+    assert "index" not in str(caught.value)
+    assert not caught.value.transient
+
+
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [(errno.EROFS, "can be written"), (errno.EACCES, "can be written"), (errno.ENOSPC, "space")],

@@ -10,6 +10,7 @@ import errno
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -36,6 +37,8 @@ _UV_VARIABLES = {
     "trusted-host": "UV_INSECURE_HOST",
     "proxy": "ALL_PROXY",
 }
+#: What installers say of a full disk: uv and pip pass on the system's own words.
+_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 #: What installers say when the index could not be reached or did not answer: may pass.
 _UNREACHED = (
     "connection",
@@ -124,7 +127,9 @@ def _fill(work: Path, pin: Pin) -> None:
         raise GraderUnavailable(
             pin.name,
             f"{pin.distribution} {pin.version} cannot be installed: {_decisive(error.output)}",
-            remedy="check the package index that pip is configured for",
+            remedy="free some space for it"
+            if _NO_SPACE.search(error.output)
+            else "check the package index that pip is configured for",
             transient=any(word in error.output.lower() for word in _UNREACHED),
         ) from error
     except BaseException:
