@@ -10,7 +10,6 @@ line.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import yaml
 
@@ -61,7 +60,7 @@ def read(text: str, *, where: str) -> Document:
 
 def _compose(text: str, where: str) -> yaml.Node:
     try:
-        root = cast("yaml.Node | None", yaml.compose(text, Loader=yaml.SafeLoader))
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark is not None else ""
