@@ -99,8 +99,8 @@ def test_of_several_the_one_of_the_same_name_is_taken(tmp_path: Path) -> None:
 def test_an_instance_is_found_in_whichever_batch_it_was(tmp_path: Path) -> None:
     write_batch(tmp_path, ENVIRONMENT.slug, BATCH.slug, "r-1", "r-2")
     path = write_batch(tmp_path, "elsewhere", "r-0000", "r-3")
-    assert locks.instance_lock(tmp_path, BATCH, "r-3").path == path
-    assert locks.instance_lock(tmp_path, BATCH, "r-2").files == (FILE,)
+    assert locks.InstanceLocks(tmp_path, BATCH).of("r-3").path == path
+    assert locks.InstanceLocks(tmp_path, BATCH).of("r-2").files == (FILE,)
 
 
 def test_what_identifies_a_lock_is_its_content(tmp_path: Path) -> None:
@@ -134,14 +134,14 @@ def test_what_is_no_lock_is_refused(tmp_path: Path, changes: dict[str, object], 
 def test_an_instance_without_files_or_record_is_refused(tmp_path: Path) -> None:
     write_batch(tmp_path, ENVIRONMENT.slug, BATCH.slug, "r-1", reach="host")
     with pytest.raises(StageFailed, match="does not say which files r-1 was served"):
-        locks.instance_lock(tmp_path, BATCH, "r-1")
+        locks.InstanceLocks(tmp_path, BATCH).of("r-1")
     with pytest.raises(StageFailed, match="has no r-9"):
-        locks.instance_lock(tmp_path, BATCH, "r-9")
+        locks.InstanceLocks(tmp_path, BATCH).of("r-9")
     with pytest.raises(StageFailed, match=r"there is no lock .*nowhere\.json"):
-        locks.instance_lock(tmp_path / "nowhere.json", BATCH, "r-1")
+        locks.InstanceLocks(tmp_path / "nowhere.json", BATCH).of("r-1")
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(StageFailed, match=r"broken\.json is no lock"):
-        locks.instance_lock(tmp_path / "broken.json", BATCH, "r-1")
+        locks.InstanceLocks(tmp_path / "broken.json", BATCH).of("r-1")
 
 
 def test_a_lock_needs_the_index_network(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class _Batch:
     clones: Mapping[str, CloneRecord]
     store: Store
     folder: Path
-    lock: Path | None
+    earlier: locks.InstanceLocks | None
 
 
 def run(
@@ -78,7 +78,9 @@ def run(
         clones={clone.key: clone for clone in clones},
         store=Store(Path(plan.store)),
         folder=record_path.parent,
-        lock=lock_path or (Path(plan.lock) if plan.lock else None),
+        earlier=locks.InstanceLocks(lock_path or Path(plan.lock), plan)
+        if lock_path or plan.lock
+        else None,
     )
     members = [
         batches.Member(
@@ -211,17 +213,17 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
 def _index(batch: _Batch, instance: InstancePlan) -> IndexAccess:
     """What the index holds for one instance; raises ``StageFailed`` where a lock lacks it."""
     files = None
-    if batch.lock is not None:
-        files = locks.instance_lock(batch.lock, batch.plan, instance.instance_id).files
+    if batch.earlier is not None:
+        files = batch.earlier.of(instance.instance_id).files
     return IndexAccess(Path(batch.plan.index_cache), batch.plan.recipe.date, files)
 
 
 def _lock_text(batch: _Batch, instance: InstancePlan) -> str:
     """What identifies the lock of an instance; a sentence where there should be one and is not."""
-    if batch.lock is None:
+    if batch.earlier is None:
         return ""
     try:
-        return locks.instance_lock(batch.lock, batch.plan, instance.instance_id).digest
+        return batch.earlier.of(instance.instance_id).digest
     except StageFailed as error:
         return str(error)
 

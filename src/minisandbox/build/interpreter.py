@@ -20,16 +20,13 @@ from packaging.version import Version
 
 from minisandbox import keys, process
 from minisandbox.build import relocate, stage
-from minisandbox.build.workshop import TOOLS, Workshop
+from minisandbox.build.workshop import LAYER_DATE, TOOLS, Workshop
 from minisandbox.errors import ProcessFailed, StageFailed
 from minisandbox.records import codec
 from minisandbox.records.plan import InterpreterPlan
 from minisandbox.records.stages import InterpreterRecord
 from minisandbox.sandbox import Bind
 from minisandbox.store import Store
-
-#: Files of interpreter layers bear this date (2020-01-01): which day it was packed must not matter.
-LAYER_DATE = 1577836800
 
 #: Seconds for a candidate to say its version, and for uv to install one.
 _PROBE_TIMEOUT = 30

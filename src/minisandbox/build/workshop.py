@@ -38,6 +38,10 @@ TOOLS = "/run/minisandbox"
 #: Download and build caches: on disk, never packed.
 CACHE = "/var/cache/minisandbox"
 
+#: Date of files in layers that no recipe or commit dates (2020-01-01): which day they were packed
+#: must not matter.
+LAYER_DATE = 1577836800
+
 _UNPACKED = (
     "dev",
     "proc",

@@ -8,6 +8,7 @@ hash, and so receives no other branch, tag or object. What fetching leaves behin
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -117,6 +118,7 @@ def _normalise_index(shop: Workshop) -> None:
     shop.sandbox.write_file(path, gitindex.normalise(shop.sandbox.read_file(path)))
 
 
+@functools.cache
 def scripts_digest() -> str:
     """Digest of the scripts that make a checkout: a record made by others is made anew."""
     folder = resources.files("minisandbox.build.checkouts") / "scripts"

@@ -85,16 +85,39 @@ def environment_lock(place: Path, plan: EnvironmentPlan) -> Lock:
     return Lock(place, record.network.files, record.packages, record.python)
 
 
-def instance_lock(place: Path, plan: BatchPlan, instance_id: str) -> Lock:
-    """The lock of an instance, in a results folder or a batch's record; raises ``StageFailed``."""
-    if plan.network != "index":
-        raise StageFailed("lock", f"a lock needs network 'index', not {plan.network!r}")
-    for path in _batches(place, plan) if place.is_dir() else [place]:
-        for record in _read(InstancesRecord, path).instances:
-            if record.key == instance_id:
-                _check_usable(record, record.reach, path)
-                return Lock(path, record.network.files)
-    raise StageFailed("lock", f"{place} has no {instance_id}", hint=_HINT)
+class InstanceLocks:
+    """The locks of the instances of a batch, in a results folder or in a batch's record.
+
+    Each record is read once, and only as far as an instance that is asked for is not found yet.
+    """
+
+    def __init__(self, place: Path, plan: BatchPlan) -> None:
+        self._place = place
+        self._plan = plan
+        self._unread = _batches(place, plan) if place.is_dir() else iter([place])
+        self._found: dict[str, tuple[Path, InstanceRecord]] = {}
+        self._broken: StageFailed | None = None
+
+    def of(self, instance_id: str) -> Lock:
+        """The lock of an instance; raises ``StageFailed``."""
+        if self._plan.network != "index":
+            raise StageFailed("lock", f"a lock needs network 'index', not {self._plan.network!r}")
+        while instance_id not in self._found:
+            if self._broken is not None:
+                raise self._broken
+            path = next(self._unread, None)
+            if path is None:
+                raise StageFailed("lock", f"{self._place} has no {instance_id}", hint=_HINT)
+            try:
+                batch = _read(InstancesRecord, path)
+            except StageFailed as error:
+                self._broken = error
+                raise
+            for record in batch.instances:
+                self._found.setdefault(record.key, (path, record))
+        path, record = self._found[instance_id]
+        _check_usable(record, record.reach, path)
+        return Lock(path, record.network.files)
 
 
 def _batches(folder: Path, plan: BatchPlan) -> Iterator[Path]:

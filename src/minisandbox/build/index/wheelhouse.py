@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from minisandbox.build.workshop import Workshop
+from minisandbox.build.workshop import LAYER_DATE, Workshop
 from minisandbox.records.layer import LayerRef
 from minisandbox.records.lock import IndexFile
 from minisandbox.runtime.instance import WHEELHOUSE
 from minisandbox.store import Store
-
-#: Files of these layers bear this date (2020-01-01): which day they were packed must not matter.
-LAYER_DATE = 1577836800
 
 
 def pack_wheelhouse(

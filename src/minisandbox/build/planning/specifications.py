@@ -19,6 +19,7 @@ from minisandbox import keys
 from minisandbox.build.planning import conda
 from minisandbox.build.planning.config import DatasetConfig, check_date
 from minisandbox.errors import InvalidInput
+from minisandbox.evaluate import judging
 from minisandbox.evaluate.official.tool import OfficialTool, Specification
 from minisandbox.records.plan import InstancePlan, Recipe, RequirementFile
 
@@ -28,9 +29,6 @@ INSTANCES_FILE = "instances.tsv"
 #: Commands that prepare a container's operating system. The base is what it is, and the locale is
 #: part of every environment.
 _SYSTEM_COMMAND = re.compile(r"apt(-get)? |locale-gen\b|echo '?en_US|yum |dnf |apk ")
-
-#: The key under which rows carry the commit of their environment, as SWE-bench has it.
-_COMMIT_KEY = "environment_setup_commit"
 
 
 #: What an entry's ``packages`` says where a file of the repository lists them.
@@ -76,7 +74,7 @@ def specified_recipes(
 
 def environment_commit(instance: InstancePlan) -> str:
     """Where the requirement files of an instance are read, as SWE-bench has it."""
-    return str(instance.extra.get(_COMMIT_KEY) or instance.base_commit)
+    return judging.environment_commit(instance.extra) or instance.base_commit
 
 
 def export_files(dataset: DatasetConfig, dataset_path: Path) -> list[Path]:
