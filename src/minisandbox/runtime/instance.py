@@ -82,13 +82,17 @@ class Instance:
             on_output=on_output,
         )
 
-    def read_file(self, path: str) -> bytes:
-        """The content of a file, byte for byte."""
-        return self.sandbox.read_file(path)
+    def read_file(self, path: str, *, user: str | int | None = None) -> bytes:
+        """The content of a file, byte for byte; with ``user``, as that user may."""
+        return self.sandbox.read_file(path, user=user)
 
-    def write_file(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
-        """Write a file atomically, making its parent directories."""
-        self.sandbox.write_file(path, data, mode=mode)
+    def write_file(
+        self, path: str, data: bytes | str, *, mode: int = 0o644, user: str | int | None = None
+    ) -> None:
+        """Write a file, making its parent directories: atomically, or with ``user`` as that user
+        may.
+        """
+        self.sandbox.write_file(path, data, mode=mode, user=user)
 
     def upload(self, local: str | Path, remote: str) -> None:
         """Copy a file or a directory of the host into the instance."""

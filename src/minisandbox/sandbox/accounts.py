@@ -10,12 +10,13 @@ import errno
 
 
 class Account:
-    """The ids a command runs with."""
+    """The ids a command runs with, and where its HOME is."""
 
-    def __init__(self, uid: int, gid: int, groups: list[int]) -> None:
+    def __init__(self, uid: int, gid: int, groups: list[int], home: str) -> None:
         self.uid = uid
         self.gid = gid
         self.groups = groups
+        self.home = home
 
 
 def find(user: str | int | None) -> Account:
@@ -24,9 +25,9 @@ def find(user: str | int | None) -> Account:
     Raises ``OSError`` (ENOENT, with the name) for an unknown name.
     """
     if user is None or user in (0, "0", "root"):
-        return Account(0, 0, [])
+        return Account(0, 0, [], "/root")
     rows = _rows("/etc/passwd", 7)
-    for name, _, uid, gid, *_ in rows:
+    for name, _, uid, gid, _, home, *_ in rows:
         # Like the C library: a row without numbers is no row.
         if str(user) in (name, uid) and _is_id(uid) and _is_id(gid):
             groups = [
@@ -34,9 +35,9 @@ def find(user: str | int | None) -> Account:
                 for group in _rows("/etc/group", 4)
                 if name in group[3].split(",") and _is_id(group[2])
             ]
-            return Account(int(uid), int(gid), sorted({int(gid), *groups}))
+            return Account(int(uid), int(gid), sorted({int(gid), *groups}), home or "/")
     if _is_id(str(user)):
-        return Account(int(user), int(user), [int(user)])
+        return Account(int(user), int(user), [int(user)], "/")
     raise OSError(errno.ENOENT, "no such user", str(user))
 
 

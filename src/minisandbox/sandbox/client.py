@@ -142,7 +142,8 @@ class Sandbox:
         """Run ``command`` and return when it has ended, or ``timeout`` seconds have passed.
 
         A string is a bash script of any size (sh where there is no bash), a sequence is a program
-        with its arguments. The end of the shell is the end of the command: processes it left in the
+        with its arguments. As another ``user`` than root HOME is that user's, unless ``env`` says
+        otherwise. The end of the shell is the end of the command: processes it left in the
         background live on, and what they print later is dropped. A timeout ends the command's whole
         tree, background processes and daemons included, and keeps the output so far. Standard input
         is /dev/null unless given, as bytes or as the descriptor of a pipe. Of each stream
@@ -208,11 +209,17 @@ class Sandbox:
             return _EXIT_KILLED
         return int(fields[1])
 
-    def read_file(self, path: str, *, max_bytes: int = 1024 * _MIB) -> bytes:
+    def read_file(
+        self, path: str, *, max_bytes: int = 1024 * _MIB, user: str | int | None = None
+    ) -> bytes:
         """The content of a regular file. Raises ``SandboxFileError`` (EFBIG beyond
         ``max_bytes``).
+
+        With ``user`` the permissions of that user decide, mode bits included: root's too, without
+        the capabilities that pass over them.
         """
-        _, channel = self._request({"operation": "read", "path": self._absolute(path)}, [])
+        request = {"operation": "read", "path": self._absolute(path), "user": user}
+        _, channel = self._request(request, [])
         with channel:
             _, (fd,) = self._reply(channel, "file", None)
             with open(fd, "rb") as file:
@@ -221,12 +228,17 @@ class Sandbox:
             raise SandboxFileError("read", path, 27, f"it is larger than {max_bytes} bytes")
         return data
 
-    def write_file(self, path: str, data: bytes | str, *, mode: int = 0o644) -> None:
+    def write_file(
+        self, path: str, data: bytes | str, *, mode: int = 0o644, user: str | int | None = None
+    ) -> None:
         """Make or replace a file in one step, with its parent directories; a link is written
         through.
+
+        With ``user`` the permissions of that user decide as in :meth:`read_file`, and a file that
+        is there is written as a program would: not in one step, and it keeps its mode and owner.
         """
         content = data.encode("utf-8") if isinstance(data, str) else data
-        request = {"operation": "write", "path": self._absolute(path), "mode": mode}
+        request = {"operation": "write", "path": self._absolute(path), "mode": mode, "user": user}
         _, channel = self._request(request, [wire.memory_file("data", content)])
         with channel:
             self._reply(channel, "done", None)
@@ -317,6 +329,8 @@ class Sandbox:
     ) -> tuple[dict[str, Any], list[int]]:
         argv = [] if isinstance(command, str) else list(command)
         whole = {**self._env, **(env or {})}
+        if user not in (None, 0, "0", "root") and "HOME" not in (env or {}):
+            del whole["HOME"]  # root's; the account's own is set inside
         if not isinstance(command, str) and not argv:
             raise InvalidInput("command", "the sequence is empty")
         texts = [command] if isinstance(command, str) else argv

@@ -58,7 +58,7 @@ def serve_request(fds: list[int], ids: int) -> None:
             if request["operation"] == "run":
                 _run(request, channel, fds[2:], ids)
             else:
-                transfer.serve(request, channel, fds[2:])
+                transfer.serve(request, channel, fds[2:], ids)
         except Refusal as refusal:
             _answer(channel, "error", str(refusal.number), refusal.operation, refusal.path)
         except OSError as error:
@@ -79,6 +79,7 @@ def _run(request: dict[str, Any], channel: socket.socket, files: list[int], ids:
         raise Refusal(
             errno.EINVAL, "run as another user with a single-id map", str(request["user"])
         )
+    request["env"].setdefault("HOME", account.home)
     at: int = request["stdin"]
     stdin = files[at] if at >= 0 else os.open("/dev/null", os.O_RDONLY)
     linux.become_subreaper()

@@ -11,23 +11,30 @@ import os
 import socket
 import stat
 
-from minisandbox.sandbox import trees, wire
+from minisandbox import linux
+from minisandbox.sandbox import accounts, trees, wire
 
 TYPE_CHECKING = False  # the typing module costs every start some milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
 
-def serve(request: dict[str, Any], channel: socket.socket, files: list[int]) -> None:
+def serve(request: dict[str, Any], channel: socket.socket, files: list[int], ids: int) -> None:
     """Do one of ``read``, ``write``, ``upload``, ``download``; raises ``OSError`` for the
-    client.
+    client. ``ids`` is how many ids exist inside.
     """
     path: str = request["path"]
+    user: str | int | None = request.get("user")
+    if user is not None:
+        _act_as(user, ids)
     try:
         if request["operation"] == "read":
             _read(path, channel)
         elif request["operation"] == "write":
-            _write(path, request["mode"], files[0])
+            if user is None:
+                _replace(path, request["mode"], files[0])
+            else:
+                _write_in_place(path, request["mode"], files[0])
             wire.send(channel, "done")
         elif request["operation"] == "upload":
             _upload(path, files[0])
@@ -55,16 +62,50 @@ def _read(path: str, channel: socket.socket) -> None:
         os.close(fd)
 
 
-def _write(path: str, mode: int, source: int) -> None:
+def _act_as(user: str | int, ids: int) -> None:
+    """Let the permissions of ``user`` decide from here on; the process ends with its request.
+
+    Only the effective ids change: a process of that user could signal, or trace, one whose real id
+    is its own.
+    """
+    account = accounts.find(user)
+    if ids == 1 and account.uid != 0:
+        raise OSError(errno.EINVAL, "only id 0 exists inside", str(user))
+    if ids > 1:
+        os.setgroups(account.groups)
+    os.setegid(account.gid)
+    os.seteuid(account.uid)
+    linux.drop_capabilities()
+
+
+def _write_in_place(path: str, mode: int, source: int) -> None:
+    """Write as any program of the user would: what is there keeps its mode, owner and links."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    fd = os.open(path, flags, mode)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        os.ftruncate(fd, 0)
+        _copy(source, fd)
+    finally:
+        os.close(fd)
+
+
+def _copy(source: int, target: int) -> None:
+    left = os.fstat(source).st_size
+    while left:
+        left -= os.sendfile(target, source, None, left)
+
+
+def _replace(path: str, mode: int, source: int) -> None:
     final = os.path.realpath(path)
     os.makedirs(os.path.dirname(final), exist_ok=True)
     temporary = os.path.join(os.path.dirname(final), f".minisandbox-{os.urandom(6).hex()}")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
-            left = os.fstat(source).st_size
-            while left:
-                left -= os.sendfile(fd, source, None, left)
+            _copy(source, fd)
             os.fchmod(fd, mode)
         finally:
             os.close(fd)
