@@ -231,7 +231,9 @@ def call_mapped(idmap: IdMap, function: Callable[[], T]) -> T:
         except BaseException as error:
             os.close(read_end)
             if isinstance(error, linux.NamespacesRefused):
-                raise namespaces.refused(error.errno or 0, str(error.strerror)) from error
+                place = f" ({error.filename})" if error.filename else ""
+                detail = f"{error.strerror}{place}"
+                raise namespaces.refused(error.errno or 0, detail) from error
             raise
         finally:
             os.close(write_end)

@@ -60,9 +60,8 @@ assert list((place / "scratch").glob("box-*")) == []
         *("unshare", "--user", "--map-root-user"),
     )
     sentence = (
-        "user namespaces cannot be used on this host: a limit on the number of namespaces "
-        "(or of mounts) is reached; this is not about disk space; raise user.max_*_namespaces "
-        "and fs.mount-max with sysctl, or close sandboxes"
+        "user namespaces cannot be used on this host: user.max_user_namespaces is 0; this is not "
+        "about disk space; ask for `sysctl -w user.max_user_namespaces=10000`"
     )
     assert lines == [sentence] * 3
 

@@ -55,14 +55,15 @@ def explain(step: str, number: int, detail: str) -> MiniSandboxError:
             mechanism, detail, "make it writable and free some space there, or choose another one"
         )
     if step == "overlay":
-        return HostUnsupported(mechanism, detail, _overlay_remedy(number))
+        return HostUnsupported(mechanism, detail, _overlay_remedy(number, detail))
     if step == "proc" and number == errno.EPERM:
         return HostUnsupported(
             mechanism,
             f"{detail}: the /proc here is partly covered, as in containers, and then "
             "the kernel lets nobody mount another one",
             "start the outer container with its /proc unmasked "
-            "(`--security-opt systempaths=unconfined`), or run outside it",
+            "(`--security-opt systempaths=unconfined`, in Kubernetes `procMount: Unmasked`), or "
+            "run outside it",
         )
     if number == errno.ENOSYS:
         needed = ".".join(map(str, KERNEL_FLOOR))
@@ -97,10 +98,17 @@ def explain_unreadable(error: OSError) -> str:
     )
 
 
-def _overlay_remedy(number: int) -> str:
-    if number in (errno.ENODEV, errno.EPERM):
+def _overlay_remedy(number: int, detail: str) -> str:
+    if number == errno.ENODEV:
+        return "this kernel has no overlay file system: ask for `modprobe overlay`"
+    # EACCES may also be about the way to a layer.
+    if number == errno.EPERM or (number == errno.EACCES and detail.startswith("mount ")):
         needed = ".".join(map(str, KERNEL_FLOOR))
-        return f"this needs Linux {needed} or later (here: {platform.release()})"
+        return (
+            f"in a user namespace this needs Linux {needed} or later (here: {platform.release()}), "
+            "and no security module or seccomp filter that forbids it, as container engines have: "
+            "`--security-opt apparmor=unconfined --security-opt seccomp=unconfined`"
+        )
     if number == errno.EINVAL:
         return (
             "the scratch directory must lie on a file system that can hold an upper directory "

@@ -1,0 +1,155 @@
+"""Hosts that refuse something: each ends in a mechanism that works, or in a refusal that says how
+to enable it (hazards G1, G3, G4, G6, G10, G16, G19).
+
+`tests/hosts/simulate.py` makes the hosts, for real, for one program at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import minisandbox
+
+SOURCE = Path(minisandbox.__file__).parents[1]
+SIMULATE = Path(__file__).parents[1] / "hosts/simulate.py"
+
+#: Starts a sandbox as anybody would, and says what came of it.
+PROGRAM = """
+import sys
+from pathlib import Path
+from minisandbox.errors import HostUnsupported
+from minisandbox.sandbox import Sandbox
+scratch = Path(sys.argv[1])
+scratch.mkdir(exist_ok=True)
+try:
+    with Sandbox.start([], scratch=scratch) as box:
+        print(box.run("echo works in $(ls -d /proc/[0-9]* | wc -l) processes; id -u").text)
+except HostUnsupported as error:
+    print(error)
+print(*scratch.glob("box-*/*"))
+"""
+
+SECCOMP = (
+    "a seccomp filter is around this process, as container engines' are: start the container with "
+    "`--security-opt seccomp=unconfined`"
+)
+MODULE = "no sysctl and no seccomp filter forbids it, so a security module does"
+MASKED = (
+    "a fresh /proc cannot be used on this host: mount proc: Operation not permitted (/proc): the "
+    "/proc here is partly covered, as in containers"
+)
+
+
+def on_host(*hosts: str, command: list[str], env: dict[str, str] | None = None) -> str:
+    """What a command prints on a host that does ``hosts`` to it."""
+    words = [sys.executable, str(SIMULATE), *hosts, "--", *command]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{SOURCE}:{os.environ.get('PYTHONPATH', '')}",
+        **(env or {}),
+    }
+    done = subprocess.run(words, capture_output=True, text=True, env=environment)
+    assert done.returncode in (0, 1), done.stderr
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    return done.stdout
+
+
+def started(place: Path, *hosts: str) -> str:
+    """What came of starting a sandbox there, in one line; nothing of it may be left."""
+    said = on_host(*hosts, command=[sys.executable, "-c", PROGRAM, str(place / "scratch")])
+    lines = said.splitlines()
+    assert lines.pop() == "", "something was left in the scratch directory"
+    return " ".join(line for line in lines if line)
+
+
+REFUSED = [
+    (
+        ("unshare=EPERM",),
+        "user namespaces cannot be used on this host: unshare: Operation",
+        SECCOMP,
+    ),
+    (("unshare=EACCES",), "user namespaces cannot be used on this host: unshare: Perm", SECCOMP),
+    (("unshare=EINVAL",), "user namespaces cannot be used on this host: unshare: Inv", "USER_NS"),
+    (("unshare=EUSERS",), "user namespaces cannot be used on this host: unshare: Too", "nested"),
+    (("unshare=ENOSPC",), "this is not about disk space", "raise user.max_*_namespaces"),
+    (("id-map=EPERM",), "user namespaces cannot be used on this host: Operation not", MODULE),
+    (("id-map=EACCES",), "user namespaces cannot be used on this host: Permission den", MODULE),
+    (
+        ("namespace-limit=0",),
+        "user.max_user_namespaces is 0; this is not about disk space",
+        "ask for `sysctl -w user.max_user_namespaces=10000`",
+    ),
+    (
+        ("mount-overlay=EPERM",),
+        "an overlay of the layers cannot be used on this host: mount overlay: Operation not",
+        "in a user namespace this needs Linux 5.12 or later",
+    ),
+    (
+        ("mount-overlay=ENODEV",),
+        "an overlay of the layers cannot be used on this host: mount overlay: No such device",
+        "ask for `modprobe overlay`",
+    ),
+    (("container-root", "masked-proc"), MASKED, "systempaths=unconfined"),
+    (
+        ("without-sys-admin", "masked-proc", "unshare=EPERM"),  # `docker run` as it comes
+        "user namespaces cannot be used on this host: unshare: Operation",
+        SECCOMP,
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "reason", "remedy"), REFUSED, ids=["+".join(hosts) for hosts, *_ in REFUSED]
+)
+def test_a_refusal_says_what_refuses_and_how_to_enable_it(
+    tmp_path: Path, hosts: tuple[str, ...], reason: str, remedy: str
+) -> None:
+    said = started(tmp_path, *hosts)
+    assert reason in said
+    assert remedy in said
+
+
+WORKS = [
+    (),
+    ("without-sys-admin",),
+    ("no-new-privileges",),
+    ("container-root",),
+    ("container-root", "no-new-privileges"),
+    ("namespace-limit=50",),
+]
+
+
+@pytest.mark.parametrize("hosts", WORKS, ids=["+".join(hosts) or "plain" for hosts in WORKS])
+def test_what_can_be_done_without_is_done_without(tmp_path: Path, hosts: tuple[str, ...]) -> None:
+    assert started(tmp_path, *hosts).startswith("works in ")
+
+
+def test_a_chroot_is_named(tmp_path: Path) -> None:
+    # The kernel lets nobody in a chroot make a user namespace, and says EPERM.
+    program = """
+import os, sys
+from minisandbox import linux, namespaces
+uid, gid = os.geteuid(), os.getegid()
+def child():
+    linux.unshare(linux.CLONE_NEWNS)
+    linux.mount("", "/", "", linux.MS_SLAVE | linux.MS_REC)
+    os.mkdir("proc")
+    linux.mount("/proc", "proc", "", linux.MS_BIND | linux.MS_REC)
+    os.chroot(".")
+    os.chdir("/")
+    try:
+        linux.unshare(linux.CLONE_NEWUSER)
+    except OSError as error:
+        print(namespaces.refused(error.errno, error.strerror), flush=True)
+os.chdir(sys.argv[1])
+maps = [((0, uid, 1),), ((0, gid, 1),)]
+pid = linux.fork_mapped(*maps, map_writers=None, namespaces=0, child=child)
+assert os.waitpid(pid, 0)[1] == 0
+"""
+    said = on_host(command=[sys.executable, "-c", program, str(tmp_path)])
+    assert "this process runs in a chroot" in said
