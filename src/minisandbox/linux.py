@@ -216,28 +216,40 @@ def limit_capabilities(keep: frozenset[int]) -> None:
             _check(-1, "PR_CAPBSET_DROP")
 
 
-def install_reporting_filter(program: bytes) -> int:
-    """Filter the system calls of this process and of all it starts; returns the listener at which
-    those that the filter reports are answered.
+def install_filter(program: bytes) -> None:
+    """Filter the system calls of this thread and of all it starts, for ever.
 
     ``program`` is an array of ``struct sock_filter``. Needs no_new_privs, or CAP_SYS_ADMIN in the
-    own user namespace (EACCES). EBUSY where a filter with a listener applies already, as below
-    some container engines.
+    own user namespace (EACCES). EINVAL or ENOSYS where the kernel has no filters, ENOMEM below too
+    many others.
     """
-    code = ctypes.create_string_buffer(program, len(program))
-    # struct sock_fprog: count of instructions, their place.
-    filters = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
-    # Without SPEC_ALLOW, kernels before 5.16 slow every program below the filter down.
+    # Not prctl(2), which knows no flags: without SPEC_ALLOW, kernels before 5.16 slow every program
+    # below the filter down.
+    _seccomp(_SECCOMP_FLAG_SPEC_ALLOW, program)
+
+
+def install_reporting_filter(program: bytes) -> int:
+    """Like :func:`install_filter`; returns the listener at which the calls that the filter reports
+    are answered.
+
+    EBUSY where a filter with a listener applies already, as below some container engines.
+    """
     flags = _SECCOMP_FLAG_NEW_LISTENER | _SECCOMP_FLAG_SPEC_ALLOW
     try:
         # A signal that interrupts connect(2) before it has begun would have programs wait for a
         # connection that nobody is making.
-        killable = flags | _SECCOMP_FLAG_WAIT_KILLABLE_RECV
-        return _syscall("seccomp", _SECCOMP_SET_MODE_FILTER, killable, filters)
+        return _seccomp(flags | _SECCOMP_FLAG_WAIT_KILLABLE_RECV, program)
     except OSError as error:
         if error.errno != errno.EINVAL:  # the flag came with Linux 5.19
             raise
-        return _syscall("seccomp", _SECCOMP_SET_MODE_FILTER, flags, filters)
+        return _seccomp(flags, program)
+
+
+def _seccomp(flags: int, program: bytes) -> int:
+    code = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: count of instructions, their place.
+    filters = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
+    return _syscall("seccomp", _SECCOMP_SET_MODE_FILTER, flags, filters)
 
 
 def notification_sizes() -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -28,6 +29,23 @@ def refused(action):
         print(error)
     else:
         raise AssertionError("nothing was refused")
+"""
+
+
+#: Has seccomp(2) fail below it, as an outer container may.
+BELOW_A_FILTER = """
+import os, struct
+from minisandbox import linux
+def refuse_filters(number):
+    code = [
+        (0x20, 0, 0, 0),  # the system call's number
+        (0x15, 0, 1, linux._SYSCALLS[os.uname().machine]["seccomp"]),
+        (6, 0, 0, 0x00050000 | number),
+        (6, 0, 0, 0x7FFF0000),
+    ]
+    if current().kind != "root":
+        linux.forbid_new_privileges()
+    linux.install_filter(b"".join(struct.pack("=HBBI", *i) for i in code))
 """
 
 
@@ -87,3 +105,34 @@ refused(lambda: Sandbox.start([], scratch=place / "fixed", idmap=idmap))
     assert line.startswith(f"{start}{tmp_path}/fixed/")
     assert "Traceback" not in line
     assert line.endswith("); make it writable and free some space there, or choose another one")
+
+
+@pytest.mark.parametrize(
+    ("number", "reason", "remedy"),
+    [
+        (
+            errno.EPERM,
+            "Operation not permitted",
+            "a filter around this process or a security module",
+        ),
+        (errno.ENOSYS, "Function not implemented", "use a kernel with CONFIG_SECCOMP_FILTER"),
+        (errno.EINVAL, "Invalid argument", "use a kernel with CONFIG_SECCOMP_FILTER"),
+        (errno.ENOMEM, "Cannot allocate memory", "too many filters apply around this process"),
+    ],
+)
+def test_no_sandbox_runs_without_its_filter(
+    tmp_path: Path, number: int, reason: str, remedy: str
+) -> None:
+    (line,) = told(
+        tmp_path,
+        "mkdir scratch",
+        f"""{BELOW_A_FILTER}
+idmap = current() if current().kind == "root" else single()
+refuse_filters({number})
+refused(lambda: Sandbox.start([], scratch=place / "scratch", idmap=idmap))
+assert list((place / "scratch").glob("box-*")) == []
+""",
+        *("env",),
+    )
+    start = f"a filter of system calls cannot be used on this host: seccomp: {reason}; "
+    assert line.startswith(start + remedy), line

@@ -223,7 +223,7 @@ def test_programs_that_hide_their_memory(start) -> None:
     ],
 )
 def test_every_process_inside_is_seen(start, wrapper: str) -> None:
-    box = start(profile=WATCHED)
+    box = start(profile=Profile(watch=True, nested=True))
     script = f'exec {wrapper} python3 -c "$PROGRAM" "(2, (\'127.0.0.1\', 9))"'
     result = box.run(script, env={"PROGRAM": CONNECT}, timeout=30)
     assert result.exit_code == 0, result.text
@@ -401,7 +401,7 @@ import ctypes, struct, sys
 from pathlib import Path
 from minisandbox import linux
 from minisandbox.idmap import current, single
-from minisandbox.sandbox import Profile, Sandbox, seccomp
+from minisandbox.sandbox import Profile, Sandbox
 
 number = linux._SYSCALLS[__import__("os").uname().machine]["seccomp"]
 refusal, idmap = int(sys.argv[1]), current() if current().kind == "root" else single()

@@ -18,8 +18,9 @@ from typing import Any
 from minisandbox import linux
 from minisandbox.errors import HostUnsupported, InvalidInput
 from minisandbox.idmap import IdMap
-from minisandbox.sandbox import base, refusals, seccomp, wire
+from minisandbox.sandbox import base, refusals, wire
 from minisandbox.sandbox.profile import Profile
+from minisandbox.sandbox.seccomp import notify, policy
 from minisandbox.sandbox.watching import Watcher
 
 #: What overlayfs takes (OVL_MAX_STACK), less the skeleton.
@@ -180,7 +181,8 @@ def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile)
         "hostname": profile.hostname,
         "redirect_dir": profile.redirect_dir,
         "listen": list(profile.listen),
-        "filter": seccomp.report_connections(platform.machine()) if profile.watch else b"",
+        "policy": policy.compiled(platform.machine(), nested=profile.nested),
+        "filter": notify.report_connections(platform.machine()) if profile.watch else b"",
     }
 
 

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from minisandbox.errors import InvalidInput
+from minisandbox.sandbox.seccomp import policy
 
 #: ``none``: a network namespace with nothing but a loopback device. ``host``: the host's network,
 #: with every service on its loopback and every abstract socket; only for trusted code.
 Network = Literal["none", "host"]
 
 #: Raised when the meaning of a profile changes (mounts, capabilities, masks), so that digests
-#: change too.
-ISOLATION_VERSION = 1
+#: change too. The system calls have a digest of their own.
+ISOLATION_VERSION = 2
 
 #: All listening sockets of a profile go through one packet.
 MOST_LISTENING = 16
@@ -63,6 +64,9 @@ class Profile:
     ``listen`` names TCP ports at 127.0.0.1 inside whose listening sockets the client gets
     (``Sandbox.listeners``): with network ``none``, what it serves there is all that programs
     inside can reach. ``watch`` records the connections that they try (``Sandbox.attempts``).
+
+    ``nested`` lets programs make user namespaces inside, with every capability there, and so reach
+    much more of the kernel: for repositories whose tests need it (browsers, container tools).
     """
 
     network: Network = "none"
@@ -71,6 +75,7 @@ class Profile:
     redirect_dir: bool = True
     listen: tuple[int, ...] = ()
     watch: bool = False
+    nested: bool = False
 
     def __post_init__(self) -> None:
         if self.network not in ("none", "host"):
@@ -109,6 +114,8 @@ class Profile:
             "redirect_dir": self.redirect_dir,
             "listen": sorted(self.listen),
             "watch": self.watch,
+            "syscalls": policy.digest(),
+            "nested": self.nested,
         }
 
     def digest(self) -> str:

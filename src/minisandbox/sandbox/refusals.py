@@ -27,6 +27,7 @@ _MECHANISMS = {
     "tmpfs": "private temporary directories",
     "hostname": "a host name of its own",
     "loopback": "a loopback device of its own",
+    "syscalls": "a filter of system calls",
     "listen": "listening sockets on a loopback device of its own",
 }
 
@@ -65,6 +66,8 @@ def explain(step: str, number: int, detail: str) -> MiniSandboxError:
             "(`--security-opt systempaths=unconfined`, in Kubernetes `procMount: Unmasked`), or "
             "run outside it",
         )
+    if step == "syscalls":
+        return HostUnsupported(mechanism, detail, _filter_remedy(number))
     if number == errno.ENOSYS:
         needed = ".".join(map(str, KERNEL_FLOOR))
         remedy = f"this needs Linux {needed} or later (here: {platform.release()}), outside gVisor"
@@ -96,6 +99,15 @@ def explain_unreadable(error: OSError) -> str:
         "memory of programs inside cannot be read, as where kernel.yama.ptrace_scope is 3: "
         f"{describe(error)}"
     )
+
+
+def _filter_remedy(number: int) -> str:
+    if number == errno.ENOMEM:
+        return "too many filters apply around this process: start it below fewer of them"
+    outside = "start the outer container with `--security-opt seccomp=unconfined`"
+    if number in (errno.ENOSYS, errno.EINVAL):
+        return f"use a kernel with CONFIG_SECCOMP_FILTER, or, inside a container, {outside}"
+    return f"a filter around this process or a security module forbids it; {outside}"
 
 
 def _overlay_remedy(number: int, detail: str) -> str:

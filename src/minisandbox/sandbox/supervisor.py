@@ -162,6 +162,11 @@ def _become_init(spec: dict[str, Any], box: str, control: socket.socket, go: soc
         linux.erase_command_line(b"minisandbox-init")
         linux.limit_capabilities(_CAPABILITIES)
         linux.forbid_new_privileges()
+        try:
+            linux.install_filter(spec["policy"])
+        except OSError as error:
+            _refuse(control, rootfs.Refused("syscalls", error))
+            return
         _report_ready(spec, box, control, listening)
         gc.freeze()  # monitors are forks: what is never collected stays shared
         init.serve_inside(control, spec["ids"])

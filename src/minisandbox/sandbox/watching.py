@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from minisandbox import linux
-from minisandbox.sandbox import seccomp
+from minisandbox.sandbox.seccomp import notify
 
 #: Distinct addresses that are kept; a program can try any number.
 MOST_ADDRESSES = 1_000
@@ -110,7 +110,7 @@ class Watcher:
             self._stop, stopped = socket.socketpair()
             undo.callback(self._stop.close)
             undo.callback(stopped.close)
-            arguments = (fd, seccomp.Listener(fd), stopped, self._record)
+            arguments = (fd, notify.Listener(fd), stopped, self._record)
             # A daemon: an interpreter that ends must not wait for a sandbox nobody closed.
             self._thread = threading.Thread(
                 target=_serve, args=arguments, name="minisandbox-watcher", daemon=True
@@ -128,7 +128,7 @@ class Watcher:
         self._thread.join()
 
 
-def _serve(fd: int, listener: seccomp.Listener, stopped: socket.socket, record: Record) -> None:
+def _serve(fd: int, listener: notify.Listener, stopped: socket.socket, record: Record) -> None:
     try:
         poller = select.poll()
         poller.register(fd, select.POLLIN)
@@ -147,8 +147,8 @@ def _serve(fd: int, listener: seccomp.Listener, stopped: socket.socket, record: 
         stopped.close()
 
 
-def _answer(listener: seccomp.Listener, notification: seccomp.Notification, record: Record) -> None:
-    length = min(notification.length, seccomp.LONGEST_ADDRESS)
+def _answer(listener: notify.Listener, notification: notify.Notification, record: Record) -> None:
+    length = min(notification.length, notify.LONGEST_ADDRESS)
     try:
         address = linux.read_memory(notification.thread, notification.address, length)
     except OSError:

@@ -1,9 +1,8 @@
 """The kernel's way to report system calls to another process: filter, notifications, answers.
 
 A process installs the filter for itself and all it starts, and gets a descriptor, the listener,
-which it hands to whoever shall be asked (seccomp_unotify(2)). Pure bytes and ioctl(2): the client
-compiles the filter, so that PID 1 imports nothing for it. Layouts are those of linux/filter.h and
-linux/seccomp.h, of 64-bit little-endian machines.
+which it hands to whoever shall be asked (seccomp_unotify(2)). Layouts are those of linux/seccomp.h,
+of 64-bit little-endian machines.
 """
 
 from __future__ import annotations
@@ -14,18 +13,8 @@ import struct
 from dataclasses import dataclass
 
 from minisandbox import linux
-
-#: linux/audit.h: AUDIT_ARCH_*; and the numbers of connect(2) and sendto(2).
-_ARCHITECTURES = {"x86_64": (0xC000003E, 42, 44), "aarch64": (0xC00000B7, 203, 206)}
-
-# Offsets into struct seccomp_data.
-_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
-
-_LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
-_JUMP_IF_EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
-_RETURN = 0x06  # BPF_RET | BPF_K
-ACTION_ALLOW = 0x7FFF0000
-ACTION_NOTIFY = 0x7FC00000
+from minisandbox.sandbox.seccomp import bpf
+from minisandbox.sandbox.seccomp.numbers import ARCHITECTURES, NUMBERS
 
 # _IOWR('!', 0, struct seccomp_notif), _IOWR('!', 1, struct seccomp_notif_resp), _IOW('!', 2, u64)
 _IOCTL_RECEIVE = 0xC0502100
@@ -38,6 +27,8 @@ _NOTIFICATION = struct.Struct("=QIIiIQ6Q")
 #: struct seccomp_notif_resp: id, value, error, flags.
 _ANSWER = struct.Struct("=QqiI")
 
+_CONNECT = frozenset(numbers["connect"] for numbers in NUMBERS.values())
+
 #: sizeof(struct sockaddr_storage): the longest address the kernel takes.
 LONGEST_ADDRESS = 128
 
@@ -46,26 +37,18 @@ def report_connections(machine: str) -> bytes:
     """A filter that reports connect(2), and sendto(2) with an address; the rest is not slowed.
 
     ``machine`` is that of uname(2); the answer is empty where its numbers are not known. Programs
-    of another architecture on the same kernel (32-bit ones) pass unseen.
+    of another architecture on the same kernel (32-bit ones) pass unseen, as far as they are let.
     """
-    if machine not in _ARCHITECTURES:
+    if machine not in NUMBERS:
         return b""
-    architecture, connect, sendto = _ARCHITECTURES[machine]
-    address = _ARGUMENTS + 4 * 8  # the fifth argument of sendto, in two halves
-    program = [
-        (_LOAD, 0, 0, _ARCHITECTURE),
-        (_JUMP_IF_EQUAL, 0, 7, architecture),
-        (_LOAD, 0, 0, _NUMBER),
-        (_JUMP_IF_EQUAL, 6, 0, connect),
-        (_JUMP_IF_EQUAL, 0, 4, sendto),
-        (_LOAD, 0, 0, address),
-        (_JUMP_IF_EQUAL, 0, 3, 0),
-        (_LOAD, 0, 0, address + 4),
-        (_JUMP_IF_EQUAL, 0, 1, 0),
-        (_RETURN, 0, 0, ACTION_ALLOW),
-        (_RETURN, 0, 0, ACTION_NOTIFY),
-    ]
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+    numbers = NUMBERS[machine]
+    with_address = bpf.ALLOW
+    for half in (bpf.low_half(4), bpf.high_half(4)):
+        with_address = bpf.load(half, bpf.if_equal(0, with_address, bpf.NOTIFY))
+    sendto = bpf.if_equal(numbers["sendto"], with_address, bpf.ALLOW)
+    by_number = bpf.load(bpf.NUMBER, bpf.if_equal(numbers["connect"], bpf.NOTIFY, sendto))
+    own = bpf.if_equal(ARCHITECTURES[machine], by_number, bpf.ALLOW)
+    return bpf.assemble(bpf.load(bpf.ARCHITECTURE, own))
 
 
 @dataclass(frozen=True)
@@ -99,8 +82,7 @@ class Listener:
             return None
         fields = _NOTIFICATION.unpack_from(buffer)
         number, thread, call, arguments = fields[0], fields[1], fields[3], fields[6:]
-        is_connect = call in {connect for _, connect, _ in _ARCHITECTURES.values()}
-        address, length = arguments[1:3] if is_connect else arguments[4:6]
+        address, length = arguments[1:3] if call in _CONNECT else arguments[4:6]
         return Notification(number, thread, address, length & 0xFFFFFFFF)
 
     def is_valid(self, notification: Notification) -> bool:
