@@ -1,0 +1,69 @@
+"""Attacks on the boundary: each reaches its goal where no sandbox is in the way, and none inside.
+
+``tests/attacks`` holds the table; ``benchmarks/isolation.py`` runs it against other recipes too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from attacks import contenders, every, harness
+from minisandbox.idmap import IdMap, current, remove_tree, single
+
+IDMAPS = [current()] if current().kind in ("root", "single") else [current(), single()]
+
+#: What limits are for, until they are there.
+AWAITED = frozenset({"core_dump"})
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[harness.Host]:
+    with harness.host() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def controls(host: harness.Host) -> Mapping[str, harness.Outcome]:
+    """What the attacks get where nothing but the caller's own rights is in the way."""
+    # As an ordinary user, root's attacks prove nothing; that they work is proven where root tests.
+    mine = [row.name for row in every.TABLE.values() if row.by == "anybody" or os.getuid() == 0]
+    return host.controls(mine)
+
+
+@pytest.fixture(scope="module", params=IDMAPS, ids=lambda idmap: idmap.kind)
+def outcomes(
+    request: pytest.FixtureRequest, host: harness.Host, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Mapping[str, harness.Outcome]]:
+    """What they get in a sandbox."""
+    idmap: IdMap = request.param
+    scratch = tmp_path_factory.mktemp("scratch")
+    with contenders.minisandbox(host, scratch, idmap) as run:
+        yield run(list(every.TABLE))
+    remove_tree(scratch, idmap)
+
+
+@pytest.mark.parametrize("name", every.TABLE)
+def test_attack(
+    name: str,
+    outcomes: Mapping[str, harness.Outcome],
+    controls: Mapping[str, harness.Outcome],
+) -> None:
+    attack, outcome = every.TABLE[name], outcomes[name]
+    if name in AWAITED and outcome.kind == "through":
+        pytest.xfail("limits are not there yet")
+    assert outcome.kind == "held", f"{attack.gain}: {outcome.detail}"
+    control = controls.get(name)
+    if control is None or control.kind == "through":
+        return
+    # It cannot succeed here anyway: that it did not says nothing.
+    assert control.kind == "held", control.detail
+    assert attack.lack, f"fails without a sandbox too: {control.detail}"
+    pytest.skip(f"nothing to attack on this host: {attack.lack}")
+
+
+def test_the_table_covers_its_groups() -> None:
+    assert {attack.group for attack in every.TABLE.values()} == set(every.GROUPS)
+    assert len(every.TABLE) > 150
