@@ -2,7 +2,7 @@
 
 Invariant: nothing here decides anything; policy lives with the callers. Kept to the modules an
 interpreter started with ``-I -S`` loads in a few milliseconds (no dataclasses, no pathlib), because
-the supervisor of every sandbox imports it. Constants are those of the kernel's uapi headers; both
+the server of sandboxes imports it. Constants are those of the kernel's uapi headers; both
 x86_64 and aarch64.
 """
 
@@ -34,7 +34,6 @@ MS_BIND = 4096
 MS_REC = 16384
 MS_SLAVE = 1 << 19
 MNT_DETACH = 2
-UMOUNT_NOFOLLOW = 8
 
 MOUNT_ATTR_RDONLY = 1
 MOUNT_ATTR_NOSUID = 2
@@ -79,7 +78,7 @@ _SYS_OPENAT2 = 437
 #: start (linux/openat2.h: NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH).
 _RESOLVE_PLAIN = 0x01 | 0x02 | 0x04 | 0x08
 
-#: What Python, the supervisor and PID 1 handle or ignore; all others are as the kernel gave them.
+#: What Python, the server and PID 1 handle or ignore; all others are as the kernel gave them.
 CHANGED_SIGNALS = (
     signal.SIGPIPE,
     signal.SIGXFSZ,
@@ -347,6 +346,16 @@ def reset_signals() -> None:
 def log_exception(error: BaseException) -> None:
     """Write the traceback to standard error, where ``os._exit`` would lose it."""
     sys.excepthook(type(error), error, error.__traceback__)
+
+
+def describe_exception(error: BaseException) -> str:
+    """One line on what was raised and where, made without importing anything."""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        place = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def _run(program: str, arguments: Sequence[str]) -> int:

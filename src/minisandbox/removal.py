@@ -3,7 +3,7 @@
 A sandbox leaves directories of mode 000 (the overlay's work directory), of thousands of levels, and
 links to anywhere. Invariant: nothing outside the named directory is ever touched, nor anything
 that is mounted in it: below a mount are files of somebody else, under the same device number where
-it is a bind. Light to import: every supervisor loads it.
+it is a bind. Light to import: the server of sandboxes loads it.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -15,9 +16,9 @@ import pytest
 
 from minisandbox.errors import HostUnsupported, SandboxDied
 from minisandbox.idmap import IdMap
-from minisandbox.sandbox import Sandbox, launch
+from minisandbox.sandbox import Sandbox, connection
 
-SOURCE = Path(launch.__file__).parents[2]
+SOURCE = Path(connection.__file__).parents[2]
 
 
 def eventually(claim: Callable[[], bool], seconds: float = 20.0) -> bool:
@@ -52,10 +53,10 @@ def test_killing_everything_inside_spares_neighbours_and_the_sandbox(start) -> N
     assert other.run("ps -eo comm | grep -c sleep").stdout == b"1\n"
 
 
-@pytest.mark.parametrize("victim", ["init", "supervisor"])
+@pytest.mark.parametrize("victim", ["init", "server"])
 def test_a_dead_sandbox_is_an_error_of_its_own(start, victim: str) -> None:
     box = start(name="victim")
-    supervisor = box._link.process.pid
+    server = box._link.server.process.pid
     outcome: list[object] = []
 
     def run() -> None:
@@ -67,7 +68,7 @@ def test_a_dead_sandbox_is_an_error_of_its_own(start, victim: str) -> None:
     thread = threading.Thread(target=run)
     thread.start()
     time.sleep(0.3)
-    os.kill(box.pid if victim == "init" else supervisor, signal.SIGKILL)
+    os.kill(box.pid if victim == "init" else server, signal.SIGKILL)
     thread.join(20)
     assert [type(result) for result in outcome] == [SandboxDied]
     assert eventually(lambda: not box.alive)
@@ -79,11 +80,11 @@ def test_a_dead_sandbox_is_an_error_of_its_own(start, victim: str) -> None:
     box.close()
 
 
-def test_what_a_killed_supervisor_left_is_removed_by_the_next_start(start, scratch: Path) -> None:
+def test_what_a_killed_server_left_is_removed_by_the_next_start(start, scratch: Path) -> None:
     first = start()
     first.run("mkdir -p /root/a/b; chmod 0 /root/a")
     box = first._link.box
-    os.kill(first._link.process.pid, signal.SIGKILL)
+    os.kill(first._link.server.process.pid, signal.SIGKILL)
     assert eventually(lambda: gone(first.pid))
     assert box.exists()
     living = start()
@@ -99,7 +100,7 @@ from minisandbox.sandbox import Sandbox
 idmap = single() if sys.argv[2] == "single" else current()
 box = Sandbox.start([], scratch=Path(sys.argv[1]), idmap=idmap)
 box.run("setsid sleep 1000 & echo x > /root/file")
-print(box.pid, box._link.process.pid, flush=True)
+print(box.pid, box._link.server.process.pid, flush=True)
 time.sleep(float(sys.argv[3]))
 box.run("sleep 1000")
 """
@@ -145,6 +146,7 @@ def test_clients_killed_while_starting(scratch: Path, idmap: IdMap) -> None:
 
 def test_starting_and_closing_leaks_nothing(start, scratch: Path) -> None:
     start().close()  # whatever is opened once for the process
+    gc.collect()  # servers of other tests
     before = os.listdir("/proc/self/fd"), Path("/proc/self/mounts").read_text()
     for _ in range(50):
         box = start()
@@ -176,18 +178,48 @@ def test_a_start_that_fails_leaves_nothing(start, make_layer, scratch: Path) -> 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_supervisor_that_cannot_even_begin_says_why(
-    start, monkeypatch: pytest.MonkeyPatch, scratch: Path
+def test_a_server_that_cannot_even_begin_says_why(
+    start, monkeypatch: pytest.MonkeyPatch, scratch: Path, fresh_server: None
 ) -> None:
     monkeypatch.setattr(
-        launch, "_BOOTSTRAP", "import time; print('x'); raise SystemExit('no luck')"
+        connection, "_BOOTSTRAP", "import time; print('x'); raise SystemExit('no luck')"
     )
     with pytest.raises(HostUnsupported, match="no luck"):
         start()
-    monkeypatch.setattr(launch, "_BOOTSTRAP", "import time; time.sleep(1000)")
+    monkeypatch.setattr(connection, "_BOOTSTRAP", "import time; time.sleep(1000)")
     with pytest.raises(HostUnsupported, match=r"not ready after 0\.5 s"):
         start(start_timeout=0.5)
     assert boxes(scratch) == []
+
+
+def test_a_start_that_takes_too_long_leaves_nothing(
+    start, monkeypatch: pytest.MonkeyPatch, scratch: Path, fresh_server: None
+) -> None:
+    program = "from minisandbox.sandbox import rootfs; rootfs.enter = lambda _: time.sleep(1000)\n"
+    whole = connection._BOOTSTRAP.replace("main()", f"import time; {program}main()")
+    monkeypatch.setattr(connection, "_BOOTSTRAP", whole)
+    with pytest.raises(HostUnsupported, match=r"not ready after 0\.5 s"):
+        start(start_timeout=0.5)
+    assert boxes(scratch) == []
+
+
+def test_a_fork_of_the_client_harms_no_sandbox(start, scratch: Path, idmap: IdMap) -> None:
+    box = start()
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with Sandbox.start([], scratch=scratch, idmap=idmap) as own:
+                os.write(write_end, own.run("echo own").stdout)
+            os.write(write_end, box.run("echo shared").stdout)
+            box.close()
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with open(read_end, "rb") as pipe:
+        assert pipe.read() == b"own\nshared\n"
+    os.waitpid(pid, 0)
+    assert box.run("echo unharmed").stdout == b"unharmed\n"
 
 
 def test_many_at_once(start, scratch: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.idmap import IdMap, call_mapped, current, remove_tree, single
-from minisandbox.sandbox import Profile, Sandbox
+from minisandbox.sandbox import Profile, Sandbox, connection
 
 Files = Mapping[str, "str | bytes | None"]
 MakeLayer = Callable[[Files], Path]
@@ -101,3 +101,13 @@ def box(
     with Sandbox.start([], scratch=scratch, idmap=request.param) as started:
         yield started
     remove_tree(scratch, request.param)
+
+
+@pytest.fixture
+def fresh_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test's sandboxes have a server of their own."""
+    mine: dict[tuple[int, ...], connection.Server] = {}
+    monkeypatch.setattr(connection, "_servers", mine)
+    yield
+    for server in mine.values():
+        server.close(10)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import InvalidInput, SandboxFileError
-from minisandbox.sandbox import Sandbox, launch
+from minisandbox.sandbox import Sandbox, connection
 
-SOURCE = Path(launch.__file__).parents[2]
+SOURCE = Path(connection.__file__).parents[2]
 
 EXIT_CODES = [
     ("true", 0),
@@ -185,9 +185,9 @@ hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
 held = [open("/dev/null") for _ in range(min(hard, 4096) - 200)]
 from minisandbox.idmap import current
-from minisandbox.sandbox import Sandbox, launch
+from minisandbox.sandbox import Sandbox, connection
 
-SOURCE = Path(launch.__file__).parents[2]
+SOURCE = Path(connection.__file__).parents[2]
 with Sandbox.start([], scratch=Path(sys.argv[1])) as box:
     user = "nobody" if current().count > 1 else None
     script = "sh -c 'exit 3'; echo $?; ls / >/dev/null; kill -TERM $$"

@@ -11,7 +11,7 @@ import pytest
 from minisandbox import namespaces
 from minisandbox.cli.main import main
 from minisandbox.errors import HostUnsupported, InvalidInput
-from minisandbox.sandbox import launch, refusals
+from minisandbox.sandbox import connection, refusals
 from minisandbox.sandbox.base import base_identity
 from minisandbox.sandbox.probe import Check, probe
 
@@ -107,12 +107,12 @@ def test_base_identity_is_complete_and_stable() -> None:
     assert base_identity() == identity
 
 
-def test_the_supervisor_loads_no_module_it_does_not_need() -> None:
-    program = launch._BOOTSTRAP.replace(
+def test_the_server_loads_no_module_it_does_not_need() -> None:
+    program = connection._BOOTSTRAP.replace(
         "import main\nmain()", "import main\nprint(*sorted(sys.modules))"
     )
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", program, launch._PACKAGE],
+        [sys.executable, "-I", "-S", "-c", program, connection._PACKAGE],
         check=True,
         capture_output=True,
         text=True,

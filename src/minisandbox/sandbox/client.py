@@ -7,6 +7,7 @@ are never confused.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import posixpath
@@ -20,8 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from minisandbox.errors import HostUnsupported, InvalidInput, SandboxDied, SandboxFileError
-from minisandbox.idmap import IdMap, current, remove_tree
+from minisandbox.errors import InvalidInput, SandboxDied, SandboxFileError
+from minisandbox.idmap import IdMap, current
 from minisandbox.sandbox import capture, terminal, trees, wire
 from minisandbox.sandbox.launch import Link, launch
 from minisandbox.sandbox.profile import Profile
@@ -38,6 +39,8 @@ DEFAULT_ENV: Mapping[str, str] = {
 }
 _EXIT_KILLED = 128 + 9
 _MIB = 1 << 20
+#: How often a command is given to another monitor because the first was killed before it began.
+_MOST_BEGINNINGS = 5
 
 
 class Sandbox:
@@ -164,9 +167,8 @@ class Sandbox:
                 _pipe(stdin) if isinstance(stdin, int) else wire.memory_file("stdin", stdin)
             )
         started = time.monotonic()
-        token, channel = self._request(request, files)
+        token, channel, pipes = self._begin(request, files, timeout)
         with channel:
-            _, pipes = self._reply(channel, "streams", timeout)
             streams = [
                 capture.Stream(max_output, partial(on_output, name) if on_output else None)
                 for name, _ in zip(("stdout", "stderr"), pipes, strict=False)
@@ -200,9 +202,8 @@ class Sandbox:
         term = {"TERM": os.environ.get("TERM", "xterm"), **(env or {})}
         request, files = self._command(list(shell), term, cwd, None)
         request["pty"], request["size"] = True, terminal.size()
-        _, channel = self._request(request, files)
+        _, channel, (master,) = self._begin(request, files, None)
         with channel:
-            _, (master,) = self._reply(channel, "streams", None)
             fields = terminal.relay(master, channel)
         if not fields:
             self._raise_if_dead()
@@ -308,12 +309,10 @@ class Sandbox:
             if self._closed == "it was closed":
                 return
             self._closed = "it was closed"
-            self._link.close()
-        if self._link.box.name and self._link.box.exists():
             try:
-                remove_tree(self._link.box, self._idmap)  # its supervisor was killed
-            except (OSError, HostUnsupported):
-                pass  # processes may still be dying; the next start in this scratch removes it
+                self._link.close()
+            except OSError:
+                pass  # its server was killed: the next start in this scratch directory cleans up
 
     def _absolute(self, path: str) -> str:
         if "\0" in path:
@@ -352,6 +351,30 @@ class Sandbox:
             "pty": False,
         }
         return request, files
+
+    def _begin(
+        self, request: dict[str, Any], files: list[int], timeout: float | None
+    ) -> tuple[str, socket.socket, list[int]]:
+        """Have a command started; its token, its channel, and the client's ends of its streams.
+
+        ``files`` are closed here in any case.
+        """
+        try:
+            for _ in range(_MOST_BEGINNINGS):
+                token, channel = self._request(request, [os.dup(fd) for fd in files])
+                try:
+                    fields, fds = self._reply(channel, "streams", timeout)
+                except BaseException:
+                    channel.close()
+                    raise
+                if fields:
+                    return token, channel, fds
+                # Something inside kills all it sees, and met a monitor that had not yet begun.
+                channel.close()
+        finally:
+            for fd in files:
+                os.close(fd)
+        raise SandboxFileError("start", "a command", errno.EINTR, "its process inside was killed")
 
     def _request(self, request: dict[str, Any], files: list[int]) -> tuple[str, socket.socket]:
         """Send a request and return its channel; ``files`` are closed here in any case."""
@@ -395,8 +418,10 @@ class Sandbox:
             number = int(fields[1])
             raise SandboxFileError(fields[2], fields[3], number, os.strerror(number))
         self._raise_if_dead()
-        reason = self._link.log_tail() or "its process in the sandbox was killed"
-        raise SandboxFileError("finish", "a request", 4, reason)
+        if expected == "streams" and not fields:
+            return [], []
+        reason = " ".join(fields[1:]) or "its process in the sandbox was killed"
+        raise SandboxFileError("finish", "a request", errno.EINTR, reason)
 
     def _exit_code(self, ended: capture.Ended, token: str) -> int:
         if ended.timed_out:
@@ -416,7 +441,7 @@ class Sandbox:
             raise SandboxDied(self.name, self._closed or self._why_dead())
 
     def _why_dead(self) -> str:
-        return self._link.log_tail() or "its first process was killed"
+        return self._link.last_words() or "its first process was killed"
 
 
 def _pipe(fd: int) -> int:

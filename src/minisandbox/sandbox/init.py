@@ -1,7 +1,9 @@
-"""PID 1 of a sandbox: reaps every orphan, and forks one monitor for each request of the client.
+"""PID 1 of a sandbox: reaps every orphan, and gives each request of the client to a monitor, a fork
+of it.
 
 It runs no request itself, so nothing a command does can block it, and the kernel lets no signal
-from inside the pid namespace reach it. When the client's socket closes it ends, and the kernel ends
+from inside the pid namespace reach it. One monitor is always forked beforehand, since a fork is a
+third of a short command's time. When the client's socket closes PID 1 ends, and the kernel ends
 everything else.
 """
 
@@ -15,55 +17,135 @@ import socket
 from minisandbox import linux
 from minisandbox.sandbox import command, processes, wire
 
+TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class _Spare:
+    """A monitor that waits for its request."""
+
+    def __init__(self, pid: int, link: socket.socket) -> None:
+        self.pid = pid
+        self.link = link
+
+
+class Init:
+    """The state of PID 1."""
+
+    def __init__(self, control: socket.socket, ids: int) -> None:
+        self._control = control
+        self._ids = ids
+        self._wakeup = processes.ChildWakeup()
+        #: Tokens of the requests by the monitors that serve them.
+        self._monitors: dict[int, str] = {}
+        self._spare: _Spare | None = None
+
+    def serve(self) -> None:
+        """Serve until ``control`` closes."""
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(self._wakeup.fileno(), select.POLLIN)
+        self._replace_spare()
+        while True:
+            ready = {fd for fd, _ in poller.poll()}
+            if self._wakeup.fileno() in ready:
+                self._wakeup.clear()
+                self._collect()
+            if self._control.fileno() not in ready:
+                continue
+            fields, fds = wire.receive(self._control)
+            if not fields:
+                return
+            try:
+                self._handle(fields, fds)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            if self._spare is None:
+                self._replace_spare()
+
+    def _collect(self) -> None:
+        for pid, _ in processes.reap():
+            self._monitors.pop(pid, None)
+            if self._spare is not None and self._spare.pid == pid:
+                # Not replaced before it is needed: something inside may kill whatever it sees.
+                self._spare.link.close()
+                self._spare = None
+
+    def _handle(self, fields: list[str], fds: list[int]) -> None:
+        if fields[0] == "start":
+            self._give(fields[1], fds)
+        elif fields[0] == "kill":
+            for pid in [pid for pid, name in self._monitors.items() if name == fields[1]]:
+                processes.signal_tree(pid, signal.SIGKILL)
+        elif fields[0] == "idle":
+            with socket.socket(fileno=os.dup(fds[0])) as channel:
+                wire.send(channel, "idle" if self._is_idle() else "busy")
+
+    def _is_idle(self) -> bool:
+        """Whether nothing runs here but this process and its spare monitor."""
+        ours = {"1", str(self._spare.pid)} if self._spare is not None else {"1"}
+        return not {name for name in os.listdir("/proc") if name.isdigit()} - ours
+
+    def _give(self, token: str, fds: list[int]) -> None:
+        """Have the request in ``fds`` served by the spare monitor, or by a new one."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            try:
+                with spare.link:
+                    wire.send(spare.link, "serve", fds=fds)
+            except OSError:
+                pass  # it was killed
+            else:
+                self._monitors[spare.pid] = token
+                return
+        try:
+            pid = self._fork_monitor(lambda: fds)
+        except OSError as error:
+            with socket.socket(fileno=os.dup(fds[0])) as channel:
+                wire.send(channel, "error", str(error.errno), "start a process", "")
+        else:
+            self._monitors[pid] = token
+
+    def _replace_spare(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def request() -> list[int]:
+            linux.close_all_but((0, 1, 2, theirs.fileno()))
+            return wire.receive(theirs)[1]
+
+        with theirs:
+            try:
+                self._spare = _Spare(self._fork_monitor(request), ours)
+            except OSError:
+                ours.close()  # the limit on processes is reached: the next request says so
+
+    def _fork_monitor(self, request: Callable[[], list[int]]) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            self._wakeup.close()
+            fds = request()
+            if fds:
+                linux.close_all_but((0, 1, 2, *fds))
+                # A monitor does not outlive PID 1: the kernel kills the whole namespace with it.
+                _serve(fds, self._ids)
+        finally:
+            os._exit(1)
+        return 0
+
+
+def _serve(fds: list[int], ids: int) -> None:
+    with socket.socket(fileno=os.dup(fds[0])) as channel:
+        try:
+            command.serve_request(fds, ids)
+        except BaseException as error:  # noqa: BLE001 - the process ends here
+            wire.send(channel, "failed", linux.describe_exception(error))
+
 
 def serve_inside(control: socket.socket, ids: int) -> None:
     """Serve until ``control`` closes. ``ids`` is how many ids exist inside."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    wakeup = processes.ChildWakeup()
-    poller = select.poll()
-    poller.register(control, select.POLLIN)
-    poller.register(wakeup.fileno(), select.POLLIN)
-    monitors: dict[int, str] = {}
-    while True:
-        ready = {fd for fd, _ in poller.poll()}
-        if wakeup.fileno() in ready:
-            wakeup.clear()
-        for pid, _ in processes.reap():
-            monitors.pop(pid, None)
-        if control.fileno() not in ready:
-            continue
-        fields, fds = wire.receive(control)
-        if not fields:
-            return
-        try:
-            if fields[0] == "start":
-                pid = _start_monitor(wakeup, fds, ids)
-                if pid:
-                    monitors[pid] = fields[1]
-            elif fields[0] == "kill":
-                for pid in [pid for pid, name in monitors.items() if name == fields[1]]:
-                    processes.signal_tree(pid, signal.SIGKILL)
-        finally:
-            for fd in fds:
-                os.close(fd)
-
-
-def _start_monitor(wakeup: processes.ChildWakeup, fds: list[int], ids: int) -> int:
-    try:
-        pid = os.fork()
-    except OSError as error:
-        with socket.socket(fileno=os.dup(fds[0])) as channel:
-            wire.send(channel, "error", str(error.errno), "start a process", "")
-        return 0
-    if pid:
-        return pid
-    try:
-        wakeup.close()
-        linux.close_all_but((0, 1, 2, *fds))
-        # A monitor outlives PID 1 for no moment: the kernel kills the whole namespace with it.
-        command.serve_request(fds, ids)
-    except BaseException as error:  # noqa: BLE001 - the process ends here
-        linux.log_exception(error)  # os._exit would lose it; this is the log the client quotes
-    finally:
-        os._exit(1)
-    return 0
+    Init(control, ids).serve()

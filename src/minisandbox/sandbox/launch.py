@@ -1,4 +1,4 @@
-"""Starting the supervisor of one sandbox, and the client's ends of what connects them."""
+"""Having a sandbox started by the server, and the client's ends of what connects them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import errno
 import os
 import platform
 import select
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from minisandbox import linux
 from minisandbox.errors import HostUnsupported, InvalidInput
 from minisandbox.idmap import IdMap
-from minisandbox.sandbox import base, refusals, wire
+from minisandbox.sandbox import base, connection, refusals, wire
+from minisandbox.sandbox.connection import Server
 from minisandbox.sandbox.profile import Profile
 from minisandbox.sandbox.seccomp import notify, policy
 from minisandbox.sandbox.watching import Watcher
@@ -26,40 +23,20 @@ from minisandbox.sandbox.watching import Watcher
 #: What overlayfs takes (OVL_MAX_STACK), less the skeleton.
 MAX_LAYERS = 499
 
-#: Empty packages stand in for the two whose __init__ imports what only clients need: with them a
-#: start takes twice as long. Only the supervisor's own modules are loaded.
-_BOOTSTRAP = """\
-import sys
-for name, path in (("minisandbox", sys.argv[1]), ("minisandbox.sandbox", sys.argv[1] + "/sandbox")):
-    sys.modules[name] = package = type(sys)(name)
-    package.__path__ = [path]
-from minisandbox.sandbox.supervisor import main
-main()
-"""
-_PACKAGE = str(Path(__file__).resolve().parents[1])
-
 
 class Link:
-    """A live connection to a supervisor: ``control`` reaches PID 1, ``lease`` the supervisor
-    itself.
-    """
+    """A sandbox that was started: ``control`` reaches its PID 1, ``server`` what started it."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        control: socket.socket,
-        lease: socket.socket,
-        log: int,
-    ) -> None:
-        self.process = process
+    def __init__(self, server: Server, name: str, control: socket.socket) -> None:
+        self.server = server
+        self.name = name
         self.control = control
-        self.lease = lease
         self.box = Path()
         self.init_pid = 0
         self.listeners: dict[int, socket.socket] = {}
         self.watcher: Watcher | None = None
         self.unwatched = ""
-        self._log = log
+        self._last_words = ""
 
     def alive(self) -> bool:
         """Whether PID 1 still holds its end."""
@@ -69,29 +46,39 @@ class Link:
 
     def end_processes(self) -> None:
         """End PID 1 and with it every process of the sandbox; returns when they are gone."""
-        self.control.shutdown(socket.SHUT_RDWR)
-        while self.lease.recv(1) not in (b"e", b""):
-            pass
+        self.server.ask("end", self.name)
         self._release()
 
-    def log_tail(self) -> str:
-        """The last lines that supervisor and PID 1 wrote about themselves."""
-        lines = wire.read_all(self._log)[-4000:].decode("utf-8", "replace").strip().splitlines()
-        return " ".join(lines[-3:])
+    def last_words(self) -> str:
+        """What PID 1 said of its own end, or the server of its; empty where something killed it."""
+        if not self._last_words:
+            try:
+                fields, fds = wire.receive(self.control, socket.MSG_DONTWAIT)
+            except OSError:
+                return ""
+            for fd in fds:
+                os.close(fd)
+            self._last_words = " ".join(fields[1:])
+        return self._last_words or ("" if self.server.alive else self.server.log_tail())
 
     def close(self) -> None:
-        """End everything and wait until the supervisor has removed the scratch directory."""
-        for sock in (self.control, self.lease):
-            try:
-                # Not only close: a forked child of this program may hold copies of the descriptors.
-                sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-        self.process.wait()
-        self._release()
-        self.control.close()
-        self.lease.close()
-        os.close(self._log)
+        """End everything and wait until the directory is removed; raises ``OSError`` if there is
+        no server left to do it.
+        """
+        if self.server.owner != os.getpid():
+            # A fork of the client's: the sandbox is the client's still, and so is its removal.
+            self.control.close()
+            return
+        try:
+            # The kernel ends everything below PID 1 when that sees the end of its client.
+            self.control.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        try:
+            self.server.ask("close", self.name)
+        finally:
+            self._release()
+            self.control.close()
 
     def _release(self) -> None:
         # After the end of the processes: until then the watcher must answer them.
@@ -113,34 +100,26 @@ def launch(
     failures.
     """
     spec = _spec(layers, scratch, idmap, profile)
-    with ExitStack() as ours, ExitStack() as theirs:
-        pairs = (socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET), socket.socketpair())
-        control, lease = (ours.enter_context(pair[0]) for pair in pairs)
-        spec["control"], spec["lease"] = (theirs.enter_context(pair[1]).fileno() for pair in pairs)
-        log = os.memfd_create("log")
-        ours.callback(os.close, log)
-        request = wire.memory_file("spec", wire.pack(spec))
-        theirs.callback(os.close, request)
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGE],
-            stdin=request,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            cwd="/",
-            env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
-            pass_fds=(spec["control"], spec["lease"]),
-            start_new_session=True,
-        )
-        ours.pop_all()
-    link = Link(process, control, lease, log)
+    server = connection.current(timeout)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link = Link(server, server.name(), ours)
     if not profile.watch:
         link.unwatched = "the profile does not ask for it"
     elif not spec["filter"]:
         link.unwatched = f"no system call numbers are known for {platform.machine()}"
     try:
+        with theirs:
+            request = wire.memory_file("spec", wire.pack(spec))
+            try:
+                server.send("start", link.name, fds=[request, theirs.fileno()])
+            finally:
+                os.close(request)
         _take_over(link, spec, *_await_ready(link, timeout))
     except BaseException:
-        link.close()
+        try:
+            link.close()
+        except OSError:
+            pass  # the server was killed, which is what is told already
         raise
     return link
 
@@ -159,7 +138,7 @@ def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile)
     for bind in profile.binds:
         if not bind.source.exists():
             raise InvalidInput(str(bind.source), "cannot be bound, it does not exist")
-        # ``beneath`` is walked by the supervisor alone, which binds the very descriptor that it
+        # ``beneath`` is walked by the starter alone, which binds the very descriptor that it
         # reached: a layer may have a link there, and what is looked up twice may change between.
         binds.append((str(bind.source.resolve()), bind.target, bind.writable, bind.beneath))
     scratch = scratch.resolve()
@@ -192,20 +171,19 @@ def _await_ready(link: Link, timeout: float) -> tuple[int, list[int]]:
     try:
         fields, fds = wire.receive(link.control)
     except TimeoutError:
-        link.process.send_signal(signal.SIGKILL)
-        reason = f"it was not ready after {timeout:g} s: {link.log_tail() or 'nothing logged'}"
+        reason = f"it was not ready after {timeout:g} s"
         raise HostUnsupported(
             "starting a sandbox", reason, "raise start_timeout if storage is slow"
         ) from None
     if fields[:1] == ["refused"]:
         raise refusals.explain(fields[1], int(fields[2]), fields[3])
     if fields[:1] != ["ready"]:
-        code = link.process.wait()
-        reason = link.log_tail() or f"the supervisor ended with {code} and said nothing"
+        reason = " ".join(fields[1:]) or link.server.log_tail() or "its first process was killed"
         raise HostUnsupported("starting a sandbox", reason, "run `minisandbox doctor`")
     link.control.settimeout(None)
     link.box = Path(fields[1])
-    return int(fields[2]), fds
+    link.init_pid = int(fields[2])
+    return int(fields[3]), fds
 
 
 def _take_over(link: Link, spec: dict[str, Any], refusal: int, fds: list[int]) -> None:
@@ -223,12 +201,6 @@ def _take_over(link: Link, spec: dict[str, Any], refusal: int, fds: list[int]) -
         link.listeners[port] = socket.socket(fileno=fd)
     if watches:
         link.watcher = Watcher(fds[-1])
-    pid = link.lease.recv(4)
-    if len(pid) != 4:
-        raise HostUnsupported(
-            "starting a sandbox", link.log_tail() or "it died", "run `minisandbox doctor`"
-        )
-    link.init_pid = int.from_bytes(pid, "little")
     if watches:
         link.unwatched = _unreadable(link.init_pid)
     elif spec["filter"]:

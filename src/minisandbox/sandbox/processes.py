@@ -38,17 +38,21 @@ class ChildWakeup:
         os.close(self._write)
 
 
+def reap_one() -> tuple[int, int] | None:
+    """Collect one child that has ended, as pid and exit code (negative: the signal)."""
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, os.waitstatus_to_exitcode(status)) if pid else None
+
+
 def reap() -> list[tuple[int, int]]:
-    """Collect every child that has ended, as pid and exit code (negative: the signal)."""
+    """Collect every child that has ended, like :func:`reap_one`."""
     ended: list[tuple[int, int]] = []
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return ended
-        if pid == 0:
-            return ended
-        ended.append((pid, os.waitstatus_to_exitcode(status)))
+    while (child := reap_one()) is not None:
+        ended.append(child)
+    return ended
 
 
 def has_children() -> bool:

@@ -73,7 +73,9 @@ def detach_from_host() -> None:
 
 
 def unshare_mounts() -> None:
-    """A mount namespace of this process's own, so that the host never sees what is staged."""
+    """A mount namespace of this process's own: the host never sees what is staged, and the kernel
+    undoes it with the end of the process.
+    """
     _step("mounts", linux.unshare, linux.CLONE_NEWNS)
 
 
@@ -147,20 +149,6 @@ def stage(spec: dict[str, Any]) -> None:
     _step("mounts", detach_from_host)
     _step("overlay", mount_overlay, spec)
     _step("binds", stage_binds, spec)
-
-
-def unstage(spec: dict[str, Any], staging: str) -> None:
-    """Undo ``stage``, however far it came; when this returns, nothing is mounted in ``staging``."""
-    # By the names that ``stage`` gave: the kernel's table of mounts would have to be decoded first.
-    names = ["root", *(f"bind-{number}" for number in range(len(spec["binds"])))]
-    for name in reversed(names):
-        try:
-            while True:  # until it is no mount
-                place = os.path.join(staging, name)
-                linux.umount(place, linux.MNT_DETACH | linux.UMOUNT_NOFOLLOW)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOENT):
-                raise
 
 
 def enter(spec: dict[str, Any]) -> None:

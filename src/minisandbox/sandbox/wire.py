@@ -1,4 +1,4 @@
-"""How client, supervisor, PID 1 and command monitors talk.
+"""How client, server, PID 1 and command monitors talk.
 
 Each message is one packet (SOCK_SEQPACKET keeps boundaries, so several threads can send at once): a
 kind and text fields, with descriptors attached. Bulk data never goes through a packet: requests,
@@ -33,13 +33,13 @@ def send(sock: socket.socket, kind: str, *fields: str, fds: Sequence[int] = ()) 
     sock.sendmsg([data[:_MAX_PACKET]], rights, socket.MSG_NOSIGNAL)
 
 
-def receive(sock: socket.socket) -> tuple[list[str], list[int]]:
+def receive(sock: socket.socket, flags: int = 0) -> tuple[list[str], list[int]]:
     """Receive one packet as its fields (kind first) and descriptors; no fields at the end of the
     stream.
     """
     space = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
     try:
-        data, ancillary, _, _ = sock.recvmsg(_MAX_PACKET, space, socket.MSG_CMSG_CLOEXEC)
+        data, ancillary, _, _ = sock.recvmsg(_MAX_PACKET, space, socket.MSG_CMSG_CLOEXEC | flags)
     except ConnectionError:
         return [], []
     fds = array.array("i")

@@ -1,0 +1,172 @@
+"""The client's connection to its fork server, which is made when the first sandbox is started.
+
+One for each client process: a process that was forked from a client starts a server of its own, and
+so does one that has changed its ids or its mounts since, for a server does things with the rights
+that it was started with.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+from minisandbox.errors import HostUnsupported
+from minisandbox.sandbox import wire
+
+#: Empty packages stand in for the two whose __init__ imports what only clients need. Only the
+#: server's own modules are loaded.
+_BOOTSTRAP = """\
+import sys
+for name, path in (("minisandbox", sys.argv[1]), ("minisandbox.sandbox", sys.argv[1] + "/sandbox")):
+    sys.modules[name] = package = type(sys)(name)
+    package.__path__ = [path]
+from minisandbox.sandbox.server import main
+main()
+"""
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+
+#: Seconds that the end of this program waits for the server to remove what is left.
+_LAST_WAIT = 10.0
+
+
+class Server:
+    """A live connection. Several threads may use it: each request brings a channel of its own."""
+
+    def __init__(self, process: subprocess.Popen[bytes], requests: socket.socket, log: int) -> None:
+        self.process = process
+        self.owner = os.getpid()
+        self._requests = requests
+        self._log = log
+        weakref.finalize(self, os.close, log)  # sandboxes that died quote it
+        self._numbers = itertools.count(1)
+
+    @classmethod
+    def start(cls, timeout: float) -> Server:
+        """Start a server; raises ``HostUnsupported`` if it does not answer in ``timeout``
+        seconds.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        log = os.memfd_create("log")
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGE, str(os.getpid())],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                cwd="/",
+                env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
+                start_new_session=True,
+            )
+        server = cls(process, ours, log)
+        ours.settimeout(timeout)
+        try:
+            said = wire.receive(ours)[0]
+            reason = "" if said else "it ended"
+        except TimeoutError:
+            reason = f"it was not ready after {timeout:g} s"
+        if reason:
+            process.kill()
+            tail = server.log_tail() or "nothing logged"
+            server.close(0)
+            raise HostUnsupported(
+                "the server of sandboxes", f"{reason}: {tail}", "raise start_timeout if it is slow"
+            )
+        ours.settimeout(None)
+        return server
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        # Not by waitpid(2): a program that ignores SIGCHLD would be told that it has no child.
+        poller = select.poll()
+        poller.register(self._requests, select.POLLRDHUP)
+        return not poller.poll(0)
+
+    def name(self) -> str:
+        """A name for a new sandbox, unique for this server."""
+        return str(next(self._numbers))
+
+    def send(self, kind: str, *fields: str, fds: Sequence[int]) -> None:
+        """Send a request; raises ``OSError`` when the server is gone."""
+        wire.send(self._requests, kind, *fields, fds=fds)
+
+    def ask(self, kind: str, *fields: str) -> list[str]:
+        """Send a request and wait for its answer; raises ``OSError`` when the server is gone."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                self.send(kind, *fields, fds=[theirs.fileno()])
+            answer = wire.receive(ours)[0]
+        if not answer:
+            raise BrokenPipeError("the server of sandboxes was killed")
+        return answer
+
+    def log_tail(self) -> str:
+        """The last lines that the server and its forks wrote about themselves."""
+        lines = wire.read_all(self._log)[-4000:].decode("utf-8", "replace").strip().splitlines()
+        return " ".join(lines[-3:])
+
+    def close(self, patience: float) -> None:
+        """Tell the server to end, with all its sandboxes, and wait at most ``patience`` seconds."""
+        try:
+            # Not only close: a forked child of this program may hold a copy of the descriptor.
+            self._requests.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self.forget()
+        try:
+            self.process.wait(patience or None)
+        except subprocess.TimeoutExpired:
+            self.process.returncode = 0  # it goes on removing; Popen must not warn of that
+
+    def forget(self) -> None:
+        """Close this process's end, and leave the server alone."""
+        self._requests.close()
+
+
+_lock = threading.Lock()
+#: By what a server is started with.
+_servers: dict[tuple[int, ...], Server] = {}
+
+
+def current(timeout: float) -> Server:
+    """The server of this process, started where there is none; raises ``HostUnsupported``."""
+    mounts = os.stat("/proc/self/ns/mnt").st_ino
+    key = (os.geteuid(), os.getegid(), mounts)
+    with _lock:
+        server = _servers.get(key)
+        if server is not None and not server.alive:
+            server.close(0)
+            server = None
+        if server is None:
+            server = _servers[key] = Server.start(timeout)
+        return server
+
+
+def _forget() -> None:
+    """In a forked child: the servers are the parent's."""
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+    for server in _servers.values():
+        server.forget()
+        server.process.returncode = 0
+    _servers.clear()
+
+
+def _close() -> None:
+    for server in _servers.values():
+        server.close(_LAST_WAIT)
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(_close)

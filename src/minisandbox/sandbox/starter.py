@@ -1,0 +1,252 @@
+"""What a fork of the server does: start one sandbox, remove a tree, copy one.
+
+``start`` stages the mounts with the caller's rights, makes the namespaces and PID 1 in them, and
+ends: its mount namespace, and all that was staged in it, goes with it, while PID 1 keeps a copy and
+becomes the server's child. Invariant: when a start fails at whatever step, nothing is mounted
+anywhere, for the only places where something was are namespaces that are gone.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import signal
+import socket
+
+from minisandbox import linux, removal
+from minisandbox.sandbox import init, rootfs, scratch, wire
+
+TYPE_CHECKING = False  # the typing module costs every start some milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_NAMESPACES = (
+    linux.CLONE_NEWNS
+    | linux.CLONE_NEWPID
+    | linux.CLONE_NEWIPC
+    | linux.CLONE_NEWUTS
+    | linux.CLONE_NEWCGROUP
+)
+
+#: What programs inside may do in their own user namespace: the set that container engines grant,
+#: without raw sockets. Without CAP_SYS_ADMIN no mount can be undone, and without CAP_SYS_PTRACE
+#: programs cannot look into PID 1 and the monitors, which hold more.
+_CAPABILITIES = frozenset(
+    {
+        0,  # CHOWN
+        1,  # DAC_OVERRIDE
+        3,  # FOWNER
+        4,  # FSETID
+        5,  # KILL
+        6,  # SETGID
+        7,  # SETUID
+        8,  # SETPCAP
+        10,  # NET_BIND_SERVICE
+        18,  # SYS_CHROOT
+        27,  # MKNOD
+        29,  # AUDIT_WRITE
+        31,  # SETFCAP
+    }
+)
+
+
+def start(spec: dict[str, Any], box: str, control: socket.socket, link: socket.socket) -> None:
+    """Start PID 1 and tell the server its process id through ``link``; what fails is told through
+    ``control``.
+    """
+    try:
+        _start(spec, box, control, link)
+    except rootfs.Refused as error:
+        _refuse(control, error)
+
+
+def refuse(control: socket.socket, step: str, error: OSError) -> None:
+    """Tell the client that a start failed before it began."""
+    _refuse(control, rootfs.Refused(step, error))
+
+
+def _refuse(control: socket.socket, error: rootfs.Refused) -> None:
+    try:
+        wire.send(control, "refused", error.step, str(error.number), error.detail)
+    except OSError:
+        pass  # the client has given up
+
+
+def _start(spec: dict[str, Any], box: str, control: socket.socket, link: socket.socket) -> None:
+    root = spec["kind"] == "root"
+    try:
+        os.chdir(box)
+        for name in ("upper", "work", "root"):
+            os.mkdir(name, 0o755)
+        for name in (".", "upper", "work", "root") if root else ():
+            os.chown(name, spec["uids"][0][1], spec["gids"][0][1])
+    except OSError as error:
+        raise rootfs.Refused("scratch", error) from error
+    if root:
+        rootfs.unshare_mounts()
+        rootfs.stage(spec)
+    namespaces = _NAMESPACES | (linux.CLONE_NEWNET if spec["network"] == "none" else 0)
+
+    def child() -> None:
+        pid = os.fork()
+        if pid:
+            link.send(pid.to_bytes(4, "little"), socket.MSG_NOSIGNAL)
+            return
+        _become_init(spec, box, control, link)
+
+    try:
+        middle = linux.fork_mapped(
+            spec["uids"],
+            spec["gids"],
+            map_writers=spec["map_writers"],
+            namespaces=namespaces,
+            child=child,
+        )
+    except OSError as error:
+        raise rootfs.Refused("namespaces", error) from error
+    # The child in between ends at once: PID 1 becomes the server's when this process has ended too.
+    os.waitpid(middle, 0)
+
+
+def _become_init(
+    spec: dict[str, Any], box: str, control: socket.socket, link: socket.socket
+) -> None:
+    """Be PID 1: build the root, wait until the server is the parent, serve commands; never
+    returns.
+    """
+    code = 1
+    try:
+        try:
+            if spec["kind"] != "root":
+                rootfs.stage(spec)
+            rootfs.enter(spec)
+            listening = _listen(spec["listen"])
+        except rootfs.Refused as error:
+            _refuse(control, error)
+            return
+        word = link.recv(4)  # from the server, when it has taken this process over
+        linux.set_parent_death_signal(signal.SIGKILL)
+        if len(word) != 4 or not _is_open(link):
+            return  # the server has ended, maybe before it could be the parent whose death is told
+        linux.close_all_but((control.fileno(), *(sock.fileno() for sock in listening)))
+        null = os.open("/dev/null", os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        if null > 2:
+            os.close(null)
+        os.umask(0o022)
+        os.setsid()
+        linux.new_session_keyring()
+        linux.erase_command_line(b"minisandbox-init")
+        linux.limit_capabilities(_CAPABILITIES)
+        linux.forbid_new_privileges()
+        try:
+            linux.install_filter(spec["policy"])
+        except OSError as error:
+            _refuse(control, rootfs.Refused("syscalls", error))
+            return
+        _report_ready(spec, box, control, listening, int.from_bytes(word, "little"))
+        gc.freeze()  # monitors are forks: what is never collected stays shared
+        init.serve_inside(control, spec["ids"])
+        code = 0
+    except BaseException as error:  # noqa: BLE001 - the process ends here
+        wire.send(control, "failed", linux.describe_exception(error))
+    finally:
+        os._exit(code)
+
+
+def _listen(ports: list[int]) -> list[socket.socket]:
+    """Listening sockets in this network namespace, for the client outside of it."""
+    listening: list[socket.socket] = []
+    for port in ports:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listening.append(sock)
+        try:
+            sock.bind(("127.0.0.1", port))
+            sock.listen()
+        except OSError as error:
+            named = OSError(error.errno, error.strerror, f"port {port}")
+            raise rootfs.Refused("listen", named) from error
+    return listening
+
+
+def _report_ready(
+    spec: dict[str, Any], box: str, control: socket.socket, listening: list[socket.socket], pid: int
+) -> None:
+    """Hand out the sockets and the listener of the filter, and keep no copy: with one here,
+    programs would wait for a client that has stopped to answer.
+    """
+    fds = [sock.detach() for sock in listening]
+    refusal = 0
+    if spec["filter"]:
+        try:
+            fds.append(linux.install_reporting_filter(spec["filter"]))
+        except OSError as error:
+            refusal = error.errno or errno.ENOSYS
+    wire.send(control, "ready", box, str(pid), str(refusal), fds=fds)
+    for fd in fds:
+        os.close(fd)
+
+
+def _is_open(link: socket.socket) -> bool:
+    try:
+        return bool(link.recv(1, socket.MSG_DONTWAIT))
+    except BlockingIOError:
+        return True
+
+
+def remove(spec: dict[str, Any], path: str) -> None:
+    """Remove what a sandbox left, as the caller or, for files of other ids, as their owner."""
+    try:
+        removal.remove(path)
+    except PermissionError:
+        if spec["kind"] == "root":
+            raise
+        _act_mapped(spec, lambda: removal.remove(path))
+
+
+def remove_stale(spec: dict[str, Any], stale: list[scratch.Stale]) -> None:
+    """Remove what other servers left; what cannot be removed is left for later."""
+    for path, _ in stale:
+        try:
+            for part in scratch.parts(path):
+                remove(spec, part)
+            scratch.remove_empty(path)
+        except OSError:
+            continue
+
+
+def copy(spec: dict[str, Any], source: str, target: str) -> None:
+    """Copy an upper directory with all that overlayfs keeps in it, sharing blocks where the file
+    system can.
+    """
+    if spec["kind"] == "root":
+        _run_cp(source, target)
+    else:
+        _act_mapped(spec, lambda: _run_cp(source, target))
+
+
+def _run_cp(source: str, target: str) -> None:
+    program = "/usr/bin/cp" if os.path.exists("/usr/bin/cp") else "/bin/cp"
+    # Extended attributes by name: with --preserve=all they may be lost without a word, and an
+    # opaque directory would show what was deleted.
+    keep = "--preserve=mode,ownership,timestamps,links,xattr"
+    argv = [program, "-R", "-d", keep, "--reflink=auto", "--sparse=auto", "--", source, target]
+    status = os.waitstatus_to_exitcode(os.waitpid(os.posix_spawn(program, argv, {}), 0)[1])
+    if status != 0:
+        raise OSError(errno.EIO, f"{program} ended with {status}", source)
+
+
+def _act_mapped(spec: dict[str, Any], action: Callable[[], None]) -> None:
+    child = linux.fork_mapped(
+        spec["uids"],
+        spec["gids"],
+        map_writers=spec["map_writers"],
+        namespaces=0,
+        child=action,
+    )
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status != 0:
+        raise OSError(errno.EIO, f"the process that acts for the sandbox ended with {status}")
