@@ -25,10 +25,10 @@ test-unit: venv-dev  ## tests of pure logic
 	@$(PYTEST) tests/unit
 
 test-sandbox: venv-dev  ## the sandbox and the field's known hazards, as whoever you are
-	@$(PYTEST) tests/sandbox tests/hazards
+	@$(PYTEST) tests/sandbox tests/hazards tests/integrations
 
 test-sandbox-user: venv-dev  ## as root: all of this, and the main job, once more as an ordinary user
-	@.venv/bin/python tools/as_ordinary_user.py -m pytest -rs -p no:cacheprovider tests/unit tests/sandbox tests/hazards tests/workflow/test_end_to_end.py
+	@.venv/bin/python tools/as_ordinary_user.py -m pytest -rs -p no:cacheprovider tests/unit tests/sandbox tests/hazards tests/integrations tests/workflow/test_end_to_end.py
 
 test-workflow: venv-dev  ## the pipeline end to end (needs the package index)
 	@$(PYTEST) tests/workflow

@@ -82,3 +82,14 @@ def test_home_is_that_of_the_user(start, idmap: IdMap) -> None:
     assert box.run(show, user=1234).stdout == b"/home/someone\n"
     assert box.run(show, user=4321).stdout == b"/\n"
     assert box.run(show, user="someone", env={"HOME": "/tmp"}).stdout == b"/tmp\n"
+
+
+def test_accounts_can_be_added_and_removed(start, idmap: IdMap) -> None:
+    if idmap.count == 1:
+        return  # a home cannot be given to an id that does not exist
+    box: Sandbox = start()
+    added = box.run("adduser --disabled-password --comment x someone || useradd -m someone")
+    assert added.ok, added.text
+    assert box.run("touch ~/file && stat -c %U ~/file", user="someone").stdout == b"someone\n"
+    assert box.run("userdel -r someone && test ! -e /home/someone").ok
+    assert not box.run("id someone").ok

@@ -1,8 +1,8 @@
 """The arrows between the modules of the package, read from the source itself.
 
 errors, atomic, records, keys, linux, idmap <- process, archive, pipconfig <- store, sandbox
-<- runtime <- evaluate <- build <- cli. Stages of the pipeline meet in records on disk and never
-import each other.
+<- runtime <- evaluate <- build <- cli. Beside cli are integrations: one module an ecosystem, which
+nothing here imports. Stages of the pipeline meet in records on disk and never import each other.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"runtime"}),
     frozenset({"evaluate"}),
     frozenset({"build"}),
-    frozenset({"cli"}),
+    frozenset({"cli", "integrations"}),
 )
 #: Neighbours in one layer that must not know each other all the same.
-STRANGERS = frozenset({("store", "sandbox"), ("sandbox", "store")})
+STRANGERS = frozenset(
+    {("store", "sandbox"), ("sandbox", "store"), ("cli", "integrations"), ("integrations", "cli")}
+)
 
 #: The modules of `build` that are one pipeline stage each ...
 STAGES = frozenset(
@@ -53,6 +55,13 @@ SHARED = frozenset(
 
 #: What may be imported when a module of the runtime half is imported; the rest is loaded on use.
 RUNTIME_THIRD_PARTY = frozenset({"zstandard"})
+
+#: A module of `integrations` is only loaded by its ecosystem, with what that brings.
+OF_ECOSYSTEMS = {
+    f"{PACKAGE}.integrations.inspect_ai": frozenset(
+        {"anyio", "inspect_ai", "pydantic", "typing_extensions"}
+    ),
+}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -128,7 +137,7 @@ def test_heavy_imports_wait_until_they_are_needed(name: str) -> None:
         target.split(".")[0] for target in imports_at_once(ast.parse(MODULES[name].read_bytes()))
     }
     foreign = at_once - set(sys.stdlib_module_names) - {PACKAGE}
-    assert foreign <= RUNTIME_THIRD_PARTY
+    assert foreign <= RUNTIME_THIRD_PARTY | OF_ECOSYSTEMS.get(name, frozenset())
 
 
 def test_importing_the_package_loads_nothing_foreign() -> None:

@@ -17,11 +17,12 @@ Entry = tuple[str, int, "bytes | str | None"]
 
 #: Raised with each change of what is written here, so that skeletons of earlier versions are not
 #: reused.
-VERSION = 1
+VERSION = 2
 
 _DIRECTORIES = {
     "dev": 0o755,
     "etc": 0o755,
+    "etc/skel": 0o755,
     "home": 0o755,
     "mnt": 0o755,
     "opt": 0o755,
@@ -43,11 +44,13 @@ _DIRECTORIES = {
 #: Below the host's /etc; directories with all that is in them. Missing and unreadable ones are left
 #: out.
 _FROM_HOST = (
+    "adduser.conf",
     "alternatives",
     "ca-certificates",
     "ca-certificates.conf",
     "crypto-policies",
     "debian_version",
+    "deluser.conf",
     "fonts",
     "ld.so.cache",
     "ld.so.conf",
