@@ -239,7 +239,9 @@ def test_machines_whose_numbers_are_unknown() -> None:
 def test_the_policy_is_part_of_a_profiles_identity() -> None:
     assert Profile().identity()["syscalls"] == policy.digest()
     assert re.fullmatch("sha256:[0-9a-f]{64}", policy.digest())
-    assert Profile().digest() != Profile(nested=True).digest()
+    nested = Profile(nested=True)
+    assert nested.identity()["syscalls"] == policy.digest(nested=True) != policy.digest()
+    assert Profile().digest() != nested.digest()
 
 
 REPORTS = [

@@ -114,7 +114,7 @@ class Profile:
             "redirect_dir": self.redirect_dir,
             "listen": sorted(self.listen),
             "watch": self.watch,
-            "syscalls": policy.digest(),
+            "syscalls": policy.digest(nested=self.nested),
             "nested": self.nested,
         }
 

@@ -3,7 +3,7 @@
 The kernel stops each connect(2), and each sendto(2) with an address, until this thread has noted
 the address and let the call go on. It is a record and no boundary: the network namespace decides
 what can be reached. A program that changes the address in its memory after it was read, or uses
-sendmsg(2) or io_uring, connects unseen, but to nothing that it could not reach anyway. Invariant:
+sendmsg(2), connects unseen, but to nothing that it could not reach anyway. Invariant:
 the call goes on, whatever cannot be read or understood; when this thread ends, calls fail with
 ENOSYS and none waits.
 """

@@ -199,9 +199,9 @@ def compiled(machine: str, *, nested: bool = False) -> bytes:
 
 
 @functools.cache
-def digest() -> str:
+def digest(*, nested: bool = False) -> str:
     """``sha256:<hex>`` of all decisions, the same on every host: part of a profile's identity."""
     import hashlib  # slow to load (OpenSSL), and only wanted where records are written
 
-    text = repr(sorted(decisions(nested=False).items()))
+    text = repr(sorted(decisions(nested=nested).items()))
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
