@@ -27,6 +27,11 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
+@functools.cache
+def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
+    return {field.name: field for field in dataclasses.fields(cls)}
+
+
 def decode(cls: type[T], data: Any, *, where: str) -> T:
     """Build ``cls`` (a dataclass) from parsed JSON; raises ``InvalidInput`` naming ``where`` and
     the key.
@@ -39,7 +44,7 @@ def _at(where: str, path: str) -> str:
 
 
 def _decode(expected: Any, data: Any, where: str, path: str) -> Any:
-    if expected is Any:
+    if expected is Any or type(data) is expected:
         return data
     if dataclasses.is_dataclass(expected):
         return _decode_dataclass(typing.cast(type, expected), data, where, path)
@@ -64,10 +69,13 @@ def _decode(expected: Any, data: Any, where: str, path: str) -> Any:
         if not isinstance(data, list):
             raise InvalidInput(_at(where, path), f"is {type(data).__name__}", "expected a list")
         values = typing.cast("list[Any]", data)
-        items = [
-            _decode(arguments[0], item, where, f"{path}[{i}]") for i, item in enumerate(values)
-        ]
-        return tuple(items) if origin is tuple else items
+        if set(map(type, values)) - {arguments[0]}:
+            values = [
+                _decode(arguments[0], item, where, f"{path}[{i}]") for i, item in enumerate(values)
+            ]
+        # Else nothing is to be decoded: a row lists its tests, often by the thousand, and is read
+        # for each start.
+        return tuple(values) if origin is tuple else values
     if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
         if not isinstance(data, dict):
             raise InvalidInput(_at(where, path), f"is {type(data).__name__}", "expected a mapping")
@@ -92,7 +100,7 @@ def _decode_dataclass(cls: type, data: Any, where: str, path: str) -> Any:
         )
     mapping = typing.cast("dict[str, Any]", data)
     hints = _hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}
+    fields = _fields(cls)
     prefix = f"{path}." if path else ""
     unknown = sorted(set(mapping) - set(fields))
     if unknown:
