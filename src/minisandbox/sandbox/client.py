@@ -15,7 +15,9 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -24,9 +26,10 @@ from typing import Any
 from minisandbox.errors import InvalidInput, SandboxDied, SandboxFileError
 from minisandbox.idmap import IdMap, current
 from minisandbox.sandbox import capture, terminal, trees, wire
-from minisandbox.sandbox.launch import Link, launch
+from minisandbox.sandbox.launch import Link, check_count, launch
 from minisandbox.sandbox.profile import Profile
 from minisandbox.sandbox.result import EXIT_TIMED_OUT, Result
+from minisandbox.sandbox.snapshots import Kept, Reset, Snapshot, SnapshotWay
 from minisandbox.sandbox.watching import Attempt
 
 DEFAULT_ENV: Mapping[str, str] = {
@@ -43,20 +46,45 @@ _MIB = 1 << 20
 _MOST_BEGINNINGS = 5
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What a sandbox is started with, but for its layers."""
+
+    scratch: Path
+    idmap: IdMap
+    profile: Profile
+    start_timeout: float
+
+
 class Sandbox:
     """One process tree in namespaces of its own, over a stack of layers. Made by :meth:`start`."""
 
     def __init__(
-        self, link: Link, idmap: IdMap, env: Mapping[str, str], cwd: str, name: str
+        self,
+        layers: tuple[Path, ...],
+        options: _Options,
+        env: Mapping[str, str],
+        cwd: str,
+        name: str,
+        kept: tuple[Kept, ...] = (),
     ) -> None:
-        self.name = name
-        self._link = link
-        self._idmap = idmap
+        self._layers = layers
+        self._options = options
         self._env = dict(env)
         self._cwd = cwd
         self._numbers = itertools.count()
+        # Held while a request is sent and while PID 1 is replaced; not while a command runs.
         self._lock = threading.Lock()
         self._closed = ""
+        #: What snapshots left of this sandbox's changes, oldest first.
+        self._kept = tuple(part.retain() for part in kept)
+        try:
+            self._link = self._launch()
+        except BaseException:
+            for part in self._kept:
+                part.release()
+            raise
+        self.name = name or self._link.box.name
 
     @classmethod
     def start(
@@ -78,9 +106,8 @@ class Sandbox:
         added to ``DEFAULT_ENV`` for every command. Raises ``HostUnsupported`` where the kernel
         refuses something, and ``InvalidInput`` for layers that cannot be stacked.
         """
-        idmap = idmap or current()
-        link = launch(layers, scratch, idmap, profile or Profile(), timeout=start_timeout)
-        return cls(link, idmap, {**DEFAULT_ENV, **(env or {})}, cwd, name or link.box.name)
+        options = _Options(scratch, idmap or current(), profile or Profile(), start_timeout)
+        return cls(tuple(layers), options, {**DEFAULT_ENV, **(env or {})}, cwd, name)
 
     @property
     def alive(self) -> bool:
@@ -291,14 +318,107 @@ class Sandbox:
                     receiver.close()
                 self._reply(channel, "done", None)
 
+    def reset(self) -> Reset:
+        """Drop everything that was done in it, processes included, and begin anew on its layers.
+
+        Commands that run meanwhile end as killed; listening sockets (:attr:`listeners`) are new
+        ones. Raises ``SandboxDied`` if it was closed, and what :meth:`start` does: then the sandbox
+        is as before.
+        """
+        started = time.monotonic()
+        with self._lock:
+            self._refuse_closed()
+            kept, self._kept = self._kept, ()
+            try:
+                link = self._launch()
+            except BaseException:
+                self._kept = kept
+                raise
+            old, self._link = self._link, link
+            try:
+                old.drop()
+            except OSError:
+                pass  # it was dead already, and its server with it
+        for part in kept:
+            part.release()
+        return Reset("restarted", time.monotonic() - started)
+
+    def snapshot(self) -> Snapshot:
+        """What its files are now, for :meth:`start_from`.
+
+        Where nothing runs inside, its upper directory is sealed, and it goes on above it with a new
+        PID 1. Where something runs, all processes are stopped, the upper directory is copied, and
+        they go on. Raises ``SandboxDied``, ``InvalidInput`` when its layers have become too many,
+        ``SandboxFileError`` when the processes do not stop, and ``OSError`` if the copy fails.
+        """
+        started = time.monotonic()
+        with self._lock:
+            self._refuse_closed()
+            check_count(len(self._layers) + len(self._kept) + 1)
+            try:
+                idle = self._link.is_idle()
+            except OSError as error:
+                raise SandboxDied(self.name, self._why_dead()) from error
+            if idle:
+                self._seal_upper()
+                return self._snapshot(self._kept, "sealed", started)
+            with self._frozen():
+                kept = (*self._kept, self._link.copy())
+            return self._snapshot(kept, "copied", started)
+
+    def fork(self, *, name: str = "") -> Sandbox:
+        """Another sandbox with the same files, by a :meth:`snapshot`; what either does from then
+        on, the other does not see.
+        """
+        with self.snapshot() as snapshot:
+            return self.start_from(snapshot, name=name)
+
+    def start_from(self, snapshot: Snapshot, *, name: str = "") -> Sandbox:
+        """Start a sandbox with the files of a snapshot and all else like this one's; this one may
+        be closed.
+        """
+        if snapshot.closed:
+            raise InvalidInput("snapshot", "was closed", "start from it before you close it")
+        return Sandbox(
+            snapshot.layers, self._options, self._env, self._cwd, name, kept=snapshot.kept
+        )
+
+    def _snapshot(self, kept: tuple[Kept, ...], way: SnapshotWay, started: float) -> Snapshot:
+        return Snapshot(self._layers, kept, way, time.monotonic() - started)
+
+    def _seal_upper(self) -> None:
+        try:
+            self._kept = (*self._kept, self._link.keep().retain())
+            self._link = self._launch()
+        except BaseException as error:
+            self._closed = f"it could not go on after a snapshot: {error}"
+            raise
+
+    @contextmanager
+    def _frozen(self) -> Generator[None, None, None]:
+        _, channel = self._send({"operation": "freeze"}, [])
+        with channel:
+            self._reply(channel, "frozen", None)
+            yield
+
+    def _launch(self) -> Link:
+        whole = (*self._layers, *(part.upper for part in self._kept))
+        options = self._options
+        return launch(
+            whole, options.scratch, options.idmap, options.profile, timeout=options.start_timeout
+        )
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise SandboxDied(self.name, self._closed)
+
     def seal(self) -> Path:
         """End every process and return the upper directory, which stays until :meth:`close`.
 
         Its files have the ids of the sandbox's map; read it with ``idmap.call_mapped``.
         """
         with self._lock:
-            if self._closed:
-                raise SandboxDied(self.name, self._closed)
+            self._refuse_closed()
             self._link.end_processes()
             self._closed = "it was sealed"
         return self._link.box / "upper"
@@ -313,6 +433,9 @@ class Sandbox:
                 self._link.close()
             except OSError:
                 pass  # its server was killed: the next start in this scratch directory cleans up
+            kept, self._kept = self._kept, ()
+        for part in kept:
+            part.release()
 
     def _absolute(self, path: str) -> str:
         if "\0" in path:
@@ -378,10 +501,13 @@ class Sandbox:
 
     def _request(self, request: dict[str, Any], files: list[int]) -> tuple[str, socket.socket]:
         """Send a request and return its channel; ``files`` are closed here in any case."""
+        with self._lock:
+            return self._send(request, files)
+
+    def _send(self, request: dict[str, Any], files: list[int]) -> tuple[str, socket.socket]:
         token = str(next(self._numbers))
         try:
-            if self._closed:
-                raise SandboxDied(self.name, self._closed)
+            self._refuse_closed()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 body = wire.memory_file("request", wire.pack(request))

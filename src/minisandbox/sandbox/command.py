@@ -15,7 +15,7 @@ import select
 import socket
 
 from minisandbox import linux
-from minisandbox.sandbox import accounts, processes, spawning, transfer, wire
+from minisandbox.sandbox import accounts, freezing, processes, spawning, transfer, wire
 
 TYPE_CHECKING = False  # the typing module costs every start some milliseconds
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ def serve_request(fds: list[int], ids: int) -> None:
         try:
             if request["operation"] == "run":
                 _run(request, channel, fds[2:], ids)
+            elif request["operation"] == "freeze":
+                freezing.serve(channel)
             else:
                 transfer.serve(request, channel, fds[2:], ids)
         except Refusal as refusal:

@@ -13,6 +13,7 @@ import os
 import select
 import signal
 import socket
+import time
 
 from minisandbox import linux
 from minisandbox.sandbox import command, processes, wire
@@ -20,6 +21,10 @@ from minisandbox.sandbox import command, processes, wire
 TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+#: Seconds that a monitor, which answers before it ends, gets to end. A command's is never alone.
+_MONITOR_ENDS = 0.05
 
 
 class _Spare:
@@ -84,9 +89,22 @@ class Init:
                 wire.send(channel, "idle" if self._is_idle() else "busy")
 
     def _is_idle(self) -> bool:
-        """Whether nothing runs here but this process and its spare monitor."""
-        ours = {"1", str(self._spare.pid)} if self._spare is not None else {"1"}
-        return not {name for name in os.listdir("/proc") if name.isdigit()} - ours
+        """Whether nothing would be lost with this process but its spare monitor: no program runs,
+        and there is nothing in memory that programs share.
+        """
+        deadline = time.monotonic() + _MONITOR_ENDS
+        while others := self._others():
+            if others - set(self._monitors) or time.monotonic() > deadline:
+                return False
+            time.sleep(0.0002)
+            self._collect()
+        return not any(os.listdir(place) for place in ("/dev/shm", "/dev/mqueue")) and not any(
+            map(_holds_rows, ("/proc/sysvipc/shm", "/proc/sysvipc/msg", "/proc/sysvipc/sem"))
+        )
+
+    def _others(self) -> set[int]:
+        ours = {1, self._spare.pid} if self._spare is not None else {1}
+        return {int(name) for name in os.listdir("/proc") if name.isdigit()} - ours
 
     def _give(self, token: str, fds: list[int]) -> None:
         """Have the request in ``fds`` served by the spare monitor, or by a new one."""
@@ -135,6 +153,14 @@ class Init:
         finally:
             os._exit(1)
         return 0
+
+
+def _holds_rows(table: str) -> bool:
+    try:
+        with open(table, "rb") as rows:
+            return rows.read().count(b"\n") > 1  # the first names the columns
+    except FileNotFoundError:
+        return False  # a kernel without System V IPC
 
 
 def _serve(fds: list[int], ids: int) -> None:

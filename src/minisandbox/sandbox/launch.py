@@ -18,6 +18,7 @@ from minisandbox.sandbox import base, connection, refusals, wire
 from minisandbox.sandbox.connection import Server
 from minisandbox.sandbox.profile import Profile
 from minisandbox.sandbox.seccomp import notify, policy
+from minisandbox.sandbox.snapshots import Kept
 from minisandbox.sandbox.watching import Watcher
 
 #: What overlayfs takes (OVL_MAX_STACK), less the skeleton.
@@ -48,6 +49,37 @@ class Link:
         """End PID 1 and with it every process of the sandbox; returns when they are gone."""
         self.server.ask("end", self.name)
         self._release()
+
+    def is_idle(self) -> bool:
+        """Whether ending PID 1 would lose nothing but it; false too when it does not answer."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                wire.send(self.control, "idle", fds=[theirs.fileno()])
+            return wire.receive(ours)[0] == ["idle"]
+
+    def keep(self) -> Kept:
+        """End every process; the upper directory stays for whoever needs it."""
+        self.end_processes()
+        self.control.close()
+        return Kept(self.server, self.name, self.box / "upper")
+
+    def copy(self) -> Kept:
+        """A copy of the upper directory as it is now; raises ``OSError``."""
+        name = self.server.name()
+        answer = self.server.ask("copy", self.name, name)
+        if answer[0] != "copied":
+            tail = " ".join(answer[1:]) or self.server.log_tail()
+            raise OSError(errno.EIO, f"the upper directory cannot be copied: {tail}")
+        return Kept(self.server, name, Path(answer[1]) / "upper")
+
+    def drop(self) -> None:
+        """Like :meth:`close`, without waiting where nothing of this process's depends on it."""
+        if self.watcher is not None or self.listeners:
+            self.close()
+            return
+        self.server.send("drop", self.name, fds=())
+        self.control.close()
 
     def last_words(self) -> str:
         """What PID 1 said of its own end, or the server of its; empty where something killed it."""
@@ -124,16 +156,21 @@ def launch(
     return link
 
 
+def check_count(layers: int) -> None:
+    """Raise ``InvalidInput`` for more layers than can be stacked."""
+    if layers > MAX_LAYERS:
+        raise InvalidInput(
+            "layers", f"{layers} are too many", f"join some; at most {MAX_LAYERS} stack"
+        )
+
+
 def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile) -> dict[str, Any]:
     for path in (*layers, scratch):
         if not path.is_dir():
             raise InvalidInput(
                 str(path), "is not a directory", "unpack the layer, or make the directory"
             )
-    if len(layers) > MAX_LAYERS:
-        raise InvalidInput(
-            "layers", f"{len(layers)} are too many", f"join some; at most {MAX_LAYERS} stack"
-        )
+    check_count(len(layers))
     binds = [(*bind, "") for bind in base.host_binds()]
     for bind in profile.binds:
         if not bind.source.exists():

@@ -83,7 +83,17 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def _signal(pid: int, number: int) -> None:
+def state(pid: int) -> str:
+    """The letter of proc(5) for what ``pid`` does; ``X`` when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return chr(stat.read().rpartition(b")")[2].split()[0][0])
+    except OSError:
+        return "X"
+
+
+def send_signal(pid: int, number: int) -> None:
+    """kill(2); a process that is gone is fine."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
@@ -95,7 +105,7 @@ def signal_tree(root: int, number: int) -> None:
     end.
     """
     for pid in (*descendants(root), root):
-        _signal(pid, number)
+        send_signal(pid, number)
 
 
 def end_descendants(patience: float = 5.0) -> None:
@@ -112,7 +122,7 @@ def end_descendants(patience: float = 5.0) -> None:
     deadline = time.monotonic() + patience
     while (fresh := set(descendants(me)) - stopped) and time.monotonic() < deadline:
         for pid in fresh:
-            _signal(pid, signal.SIGSTOP)
+            send_signal(pid, signal.SIGSTOP)
         stopped |= fresh
     if not _kill_descendants(me, deadline):
         os.kill(-1, signal.SIGKILL)
@@ -125,7 +135,7 @@ def _kill_descendants(me: int, deadline: float) -> bool:
         if time.monotonic() > deadline:
             return False
         for pid in descendants(me):
-            _signal(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
         reap()
         time.sleep(0.001)
         reap()

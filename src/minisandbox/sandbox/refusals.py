@@ -24,7 +24,7 @@ _MECHANISMS = {
     "root": "changing the root directory",
     "proc": "a fresh /proc",
     "dev": "a private /dev",
-    "tmpfs": "private temporary directories",
+    "directories": "private temporary directories",
     "hostname": "a host name of its own",
     "loopback": "a loopback device of its own",
     "syscalls": "a filter of system calls",
@@ -41,7 +41,7 @@ def describe(error: OSError) -> str:
 def explain(step: str, number: int, detail: str) -> MiniSandboxError:
     """The error for errno ``number`` at setup step ``step``."""
     mechanism = _MECHANISMS.get(step, step)
-    if number == errno.ENOTDIR and step in ("proc", "dev", "tmpfs", "binds"):
+    if number == errno.ENOTDIR and step in ("proc", "dev", "directories", "binds"):
         return InvalidInput("layers", detail, "build the layer again without that entry")
     if number == errno.E2BIG:
         return InvalidInput(

@@ -23,10 +23,8 @@ TYPE_CHECKING = False  # the typing module costs every start some milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
-#: Sizes of the private memory file systems; memory is only used when files are written.
-TMP_SIZE = "4g"
+#: Size of the private memory file system; memory is only used when files are written.
 SHM_SIZE = "1g"
-RUN_SIZE = "64m"
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
@@ -157,7 +155,7 @@ def enter(spec: dict[str, Any]) -> None:
     host = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _step("root", _pivot)
-        _step("tmpfs", _mount_temporary)  # before the binds, which may have places below them
+        _step("directories", _check_directories)
         os.fchdir(staging)
         _step("binds", _move_binds, spec)
         _step("proc", _mount_proc)
@@ -200,6 +198,11 @@ def _directory(path: str, mode: int = 0o755) -> str:
     except FileNotFoundError:
         os.mkdir(path, mode)
     return path
+
+
+def _check_directories() -> None:
+    for name in ("/tmp", "/run"):
+        _directory(name)
 
 
 def _tmpfs(path: str, options: str, flags: int = _PLAIN) -> None:
@@ -259,8 +262,3 @@ def _mount_dev(spec: dict[str, Any]) -> None:
         if error.errno != errno.ENODEV:  # kernels without POSIX message queues
             raise
     _mask_proc()
-
-
-def _mount_temporary() -> None:
-    _tmpfs("/tmp", f"mode=1777,size={TMP_SIZE}")
-    _tmpfs("/run", f"mode=755,size={RUN_SIZE}")

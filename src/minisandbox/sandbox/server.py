@@ -13,7 +13,8 @@ and ends. When the server itself is killed, every PID 1 goes with it (PR_SET_PDE
 next server removes what is left on disk.
 
 A request is one packet: ``start`` with the descriptors of spec and control socket, on which PID 1
-or the starter answers; ``end``, ``close`` and ``copy`` with a channel for the one answer.
+or the starter answers; ``end``, ``close`` and ``copy`` with a channel for the one answer; ``drop``
+is a ``close`` that nobody waits for.
 Invariant: everything the sandbox side needs is imported before a root changes, so this module and
 its imports stay small.
 """
@@ -126,6 +127,9 @@ class Server:
         if kind == "start":
             with socket.socket(fileno=fds[1]) as control:
                 self._start(name, fds[0], control)
+            return True
+        if kind == "drop":
+            self._close(name, None)
             return True
         reply = socket.socket(fileno=fds[0])
         if name not in self._boxes:
@@ -258,14 +262,14 @@ class Server:
         box: Box | None = None
 
         def done(code: int) -> None:
-            _answer(reply, "copied" if code == 0 else "failed", str(code))
+            _answer(reply, *(("copied", box.path) if box and code == 0 else ("failed",)))
 
         try:
             box = self._make(source.spec, name)
             paths = os.path.join(source.path, "upper"), os.path.join(box.path, "upper")
             self._fork(lambda: starter.copy(source.spec, *paths), done)
         except OSError as error:
-            _answer(reply, "failed", str(error.errno))
+            _answer(reply, "failed", f"{error.strerror} ({error.filename})")
             self._close(name, None)
 
     def _fork(self, child: Callable[[], None], finish: Callable[[int], None]) -> int:
