@@ -38,6 +38,7 @@ MNT_DETACH = 2
 MOUNT_ATTR_RDONLY = 1
 MOUNT_ATTR_NOSUID = 2
 MOUNT_ATTR_NODEV = 4
+MOUNT_ATTR_NOEXEC = 8
 _AT_RECURSIVE = 0x8000
 _AT_FDCWD = -100
 
@@ -73,6 +74,12 @@ _SYSCALLS = {
 }
 _SYS_MOUNT_SETATTR = 442
 _SYS_OPENAT2 = 437
+_SYS_MOVE_MOUNT, _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 429, 430, 431, 432
+
+#: linux/mount.h; the CLOEXEC flags of fsopen(2) and fsmount(2) have the same value.
+_FS_CLOEXEC = 1
+_FSCONFIG_CMD_CREATE = 6
+_MOVE_MOUNT_F_EMPTY_PATH = 4
 
 #: No mount is crossed, no link and no ``/proc`` descriptor is followed, nothing leads above the
 #: start (linux/openat2.h: NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH).
@@ -154,6 +161,36 @@ def open_beneath(directory: int, path: str, flags: int) -> int:
         ctypes.c_size_t(len(how)),
     )
     return _check(result, "openat2", path)
+
+
+def new_mount(kind: str, attributes: int) -> int:
+    """A descriptor of a mount of a fresh file system that is attached nowhere (fsmount(2)).
+
+    Whether it is allowed is decided by the mount namespace of the caller, not by the one in which
+    it is attached later.
+    """
+    fd = _check(_libc.syscall(_SYS_FSOPEN, kind.encode(), _FS_CLOEXEC), f"fsopen {kind}")
+    try:
+        _check(_libc.syscall(_SYS_FSCONFIG, fd, _FSCONFIG_CMD_CREATE, None, None, 0), "fsconfig")
+        return _check(_libc.syscall(_SYS_FSMOUNT, fd, _FS_CLOEXEC, attributes), f"fsmount {kind}")
+    finally:
+        os.close(fd)
+
+
+def attach_mount(fd: int, target: str) -> None:
+    """Attach what :func:`new_mount` made at ``target`` (move_mount(2))."""
+    path = os.fsencode(target)
+    result = _libc.syscall(_SYS_MOVE_MOUNT, fd, b"", _AT_FDCWD, path, _MOVE_MOUNT_F_EMPTY_PATH)
+    _check(result, "move_mount", target)
+
+
+def enter_pid_namespace(pid: int) -> None:
+    """Have children of this process start in the pid namespace of ``pid`` (setns(2))."""
+    fd = os.pidfd_open(pid)
+    try:
+        _check(_libc.setns(fd, CLONE_NEWPID), "setns")
+    finally:
+        os.close(fd)
 
 
 def set_mount_attributes(target: str, attributes: int) -> None:

@@ -149,8 +149,25 @@ def stage(spec: dict[str, Any]) -> None:
     _step("binds", stage_binds, spec)
 
 
-def enter(spec: dict[str, Any]) -> None:
-    """Make the staged tree the root of this process (PID 1 of the sandbox) and furnish it."""
+def is_proc_covered() -> bool:
+    """Whether something is mounted below /proc: then the kernel lets no user namespace have a /proc
+    of its own, which would show what was covered (mount_namespaces(7)).
+    """
+    with open("/proc/self/mountinfo", "rb") as mounts:
+        return any(line.split(b" ", 5)[4].startswith(b"/proc/") for line in mounts)
+
+
+def new_proc() -> int:
+    """A /proc of the pid namespace of this process, as a descriptor for ``enter``."""
+    attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV | linux.MOUNT_ATTR_NOEXEC
+    return linux.new_mount("proc", attributes)
+
+
+def enter(spec: dict[str, Any], proc: int | None = None) -> None:
+    """Make the staged tree the root of this process (PID 1 of the sandbox) and furnish it.
+
+    ``proc`` is a /proc that was made where more is allowed.
+    """
     staging = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     host = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -158,7 +175,7 @@ def enter(spec: dict[str, Any]) -> None:
         _step("directories", _check_directories)
         os.fchdir(staging)
         _step("binds", _move_binds, spec)
-        _step("proc", _mount_proc)
+        _step("proc", _mount_proc, proc)
         os.fchdir(host)
         _step("dev", _mount_dev, spec)
         _step("root", linux.umount, ".", linux.MNT_DETACH)
@@ -220,8 +237,12 @@ def _move_binds(spec: dict[str, Any]) -> None:
         linux.mount(place, target, "", linux.MS_BIND | linux.MS_REC)
 
 
-def _mount_proc() -> None:
-    linux.mount("proc", _directory("/proc"), "proc", _PLAIN | linux.MS_NOEXEC)
+def _mount_proc(made: int | None) -> None:
+    if made is None:
+        linux.mount("proc", _directory("/proc"), "proc", _PLAIN | linux.MS_NOEXEC)
+    else:
+        linux.attach_mount(made, _directory("/proc"))
+        os.close(made)
     for name in _READ_ONLY_PROC:
         path = f"/proc/{name}"
         if os.path.exists(path):

@@ -88,13 +88,19 @@ def _start(spec: dict[str, Any], box: str, control: socket.socket, link: socket.
         rootfs.unshare_mounts()
         rootfs.stage(spec)
     namespaces = _NAMESPACES | (linux.CLONE_NEWNET if spec["network"] == "none" else 0)
+    # Ends of a socket over which PID 1 gets its /proc, where it may not mount one and root may.
+    proc = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if _must_hand_proc(spec) else ()
 
     def child() -> None:
         pid = os.fork()
         if pid:
             link.send(pid.to_bytes(4, "little"), socket.MSG_NOSIGNAL)
+            for end in proc[1:]:
+                wire.send(end, str(pid))
             return
-        _become_init(spec, box, control, link)
+        for end in proc[:1]:
+            end.close()
+        _become_init(spec, box, control, link, proc[1] if proc else None)
 
     try:
         middle = linux.fork_mapped(
@@ -108,20 +114,63 @@ def _start(spec: dict[str, Any], box: str, control: socket.socket, link: socket.
         raise rootfs.Refused("namespaces", error) from error
     # The child in between ends at once: PID 1 becomes the server's when this process has ended too.
     os.waitpid(middle, 0)
+    if proc:
+        _hand_proc(*proc)
+
+
+def _must_hand_proc(spec: dict[str, Any]) -> bool:
+    return spec["kind"] == "root" and rootfs.is_proc_covered()
+
+
+def _hand_proc(ours: socket.socket, theirs: socket.socket) -> None:
+    """Make a /proc of the pid namespace of PID 1 in the mount namespace of this process, which is
+    root's own, and send it to PID 1.
+    """
+    theirs.close()
+    fields, _ = wire.receive(ours)
+    if not fields:
+        return  # PID 1 was never made, and why has been said
+
+    def make() -> None:
+        wire.send(ours, "proc", fds=[rootfs.new_proc()])
+
+    def enter() -> None:
+        linux.enter_pid_namespace(int(fields[0]))
+        _wait_for(make)
+
+    _wait_for(enter)
+
+
+def _wait_for(action: Callable[[], None]) -> None:
+    """Run ``action`` in a fork, and return when that has ended, however it did."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            action()
+        except BaseException as error:  # noqa: BLE001 - PID 1 misses what was to come, and says so
+            linux.log_exception(error)
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
 
 
 def _become_init(
-    spec: dict[str, Any], box: str, control: socket.socket, link: socket.socket
+    spec: dict[str, Any],
+    box: str,
+    control: socket.socket,
+    link: socket.socket,
+    proc: socket.socket | None,
 ) -> None:
     """Be PID 1: build the root, wait until the server is the parent, serve commands; never
-    returns.
+    returns. Through ``proc`` comes a /proc, if it is handed out.
     """
     code = 1
     try:
         try:
             if spec["kind"] != "root":
                 rootfs.stage(spec)
-            rootfs.enter(spec)
+            handed = wire.receive(proc)[1] if proc is not None else []
+            rootfs.enter(spec, handed[0] if handed else None)
             listening = _listen(spec["listen"])
         except rootfs.Refused as error:
             _refuse(control, error)
