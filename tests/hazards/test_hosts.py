@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import minisandbox
+from minisandbox.idmap import current
 
 SOURCE = Path(minisandbox.__file__).parents[1]
 SIMULATE = Path(__file__).parents[1] / "hosts/simulate.py"
@@ -129,6 +130,15 @@ def test_what_can_be_done_without_is_done_without(tmp_path: Path, hosts: tuple[s
     assert started(tmp_path, *hosts).startswith("works in ")
 
 
+def test_where_proc_is_covered_root_hands_one_in(tmp_path: Path) -> None:
+    said = started(tmp_path, "masked-proc")
+    if current().kind == "root":
+        processes = int(said.removeprefix("works in ").split()[0])
+        assert processes < 10, "those of the host are seen"
+    else:
+        assert MASKED in said
+
+
 def test_a_chroot_is_named(tmp_path: Path) -> None:
     # The kernel lets nobody in a chroot make a user namespace, and says EPERM.
     program = """
@@ -153,3 +163,47 @@ assert os.waitpid(pid, 0)[1] == 0
 """
     said = on_host(command=[sys.executable, "-c", program, str(tmp_path)])
     assert "this process runs in a chroot" in said
+
+
+DOCTOR = "import sys; from minisandbox.cli.main import main; sys.exit(main(['doctor']))"
+
+
+def doctor(place: Path, *hosts: str) -> dict[str, tuple[str, str]]:
+    """Of each line that the doctor prints: its word and the rest, with what to do about it."""
+    env = {"MINISANDBOX_NODE_STORE": str(place / "node")}
+    said = on_host(*hosts, command=[sys.executable, "-c", DOCTOR], env=env)
+    found: dict[str, tuple[str, str]] = {}
+    name = ""
+    for line in said.partition("\n\n")[0].splitlines():
+        if line.startswith(" "):
+            word, detail = found[name]
+            found[name] = word, f"{detail} {line.strip()}"
+        else:
+            name = line[6:].partition("  ")[0]
+            found[name] = line[:4].strip(), line[6 + len(name) :].strip()
+    return found
+
+
+def test_the_doctor_says_what_will_be_used(tmp_path: Path) -> None:
+    said = doctor(tmp_path)
+    assert {word for word, _ in said.values()} == {"ok"}
+    root = current().kind == "root"
+    assert said["overlay"][1].startswith(f"mounted {'by root' if root else 'in the user'}")
+    assert said["/proc"] == ("ok", "its own")
+    assert said["system calls"] == ("ok", "a seccomp filter of ours")
+
+
+def test_the_doctor_asks_for_everything_at_once(tmp_path: Path) -> None:
+    said = doctor(tmp_path, "without-sys-admin", "masked-proc", "unshare=EPERM")
+    assert [name for name, (word, _) in said.items() if word == "FAIL"] == [
+        "user namespaces",
+        "a fresh /proc",
+    ]
+    assert SECCOMP in said["user namespaces"][1]
+    assert "systempaths=unconfined" in said["a fresh /proc"][1]
+
+
+def test_a_listener_around_us_costs_the_record_of_connections_alone(tmp_path: Path) -> None:
+    word, detail = doctor(tmp_path, "mount-other=EPERM")["record of connections"]
+    assert word == "warn"
+    assert "has the one listener that the kernel allows" in detail

@@ -7,6 +7,7 @@ versions and settings is not enough: a sandbox is started, and each promise is t
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from minisandbox.errors import HostUnsupported, MiniSandboxError
 from minisandbox.idmap import IdMap, call_mapped, current, remove_tree
+from minisandbox.sandbox import refusals, rootfs
 from minisandbox.sandbox.client import Sandbox
 from minisandbox.sandbox.profile import Profile
 from minisandbox.sandbox.refusals import KERNEL_FLOOR
@@ -124,6 +126,64 @@ def _id_map(idmap: IdMap) -> Check:
     return Check("ids", True, f"{idmap.count} ids inside, from {origin}", required=False)
 
 
+def _mechanisms(box: Sandbox, idmap: IdMap, scratch: Path) -> list[Check]:
+    """What ``box`` uses of what this host offers."""
+    root = idmap.kind == "root"
+    overlay = "mounted by root" if root else "mounted in the user namespace"
+    kind, place = _file_system(scratch)
+    proc = "its own"
+    if rootfs.is_proc_covered():
+        proc += ", made by root: the one here is partly covered, as in containers"
+    listener = box.watched
+    filters = box.run("grep '^Seccomp:' /proc/self/status").text.split()[-1:] == ["2"]
+    return [
+        Check(
+            "namespaces", True, "user, mount, pid, network, ipc, uts and cgroup: a sandbox starts"
+        ),
+        Check("overlay", True, f"{overlay}, its upper directory on {kind} ({place})"),
+        Check("/proc", True, proc),
+        Check("network", True, "a network of its own: the loopback device, and nothing else"),
+        Check(
+            "system calls",
+            filters,
+            "a seccomp filter of ours" if filters else "no filter is in force",
+            "" if filters else "the kernel needs CONFIG_SECCOMP_FILTER",
+        ),
+        Check(
+            "record of connections",
+            not listener,
+            listener or "a seccomp listener",
+            "records of builds do not say which addresses were tried" if listener else "",
+            required=False,
+        ),
+    ]
+
+
+def _file_system(directory: Path) -> tuple[str, str]:
+    """Type and mount point of the file system that ``directory`` is on."""
+    device = os.stat(directory).st_dev
+    name = f"{os.major(device)}:{os.minor(device)}"
+    found = ("an unknown file system", "?")
+    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
+        mount, _, source = line.partition(" - ")
+        fields = mount.split(" ")
+        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
+        if fields[2] == name and directory.resolve().is_relative_to(point):
+            found = (source.split(" ")[0], point)
+    return found
+
+
+def _next(error: HostUnsupported, idmap: IdMap) -> list[Check]:
+    """What will be refused as soon as ``error`` is mended, so that both are asked for at once."""
+    covered = refusals.explain("proc", errno.EPERM, "Operation not permitted")
+    assert isinstance(covered, HostUnsupported)
+    if idmap.kind == "root" or not rootfs.is_proc_covered():
+        return []
+    if error.mechanism == covered.mechanism:
+        return []  # it is what was met
+    return [Check(covered.mechanism, False, covered.reason, covered.remedy)]
+
+
 def _write_layer(root: Path, owner: tuple[int, int] | None) -> None:
     for name in ("testbed/low", "testbed/gone", "testbed/dir/a", "testbed/moves/a"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -139,8 +199,9 @@ def _promises(directory: Path, idmap: IdMap) -> list[Check]:
     scratch.mkdir()
     try:
         call_mapped(idmap, partial(_write_layer, layer, owner))
-        with Sandbox.start([layer], scratch=scratch, idmap=idmap, profile=Profile()) as box:
-            checks = [Check("namespaces, overlay, /proc, /dev", True, "a sandbox starts")]
+        profile = Profile(watch=True)
+        with Sandbox.start([layer], scratch=scratch, idmap=idmap, profile=profile) as box:
+            checks = _mechanisms(box, idmap, scratch)
             for name, script, meaning in _PROMISES:
                 result = box.run(script, timeout=30)
                 ended = f"ended with {result.exit_code}"
@@ -151,6 +212,6 @@ def _promises(directory: Path, idmap: IdMap) -> list[Check]:
                 checks.append(Check(name, result.ok, detail, remedy, required=required))
             return checks
     except HostUnsupported as error:
-        return [Check(error.mechanism, False, error.reason, error.remedy)]
+        return [Check(error.mechanism, False, error.reason, error.remedy), *_next(error, idmap)]
     except (MiniSandboxError, OSError) as error:
         return [Check("starting a sandbox", False, str(error), "see the reason given")]
