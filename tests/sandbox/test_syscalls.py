@@ -379,3 +379,13 @@ def test_it_stays_with_the_record_of_connections(start) -> None:
     script = "import socket; print(socket.socket().connect_ex(('127.0.0.1', 9)))"
     assert box.run(["python3", "-c", script]).stdout_text == f"{errno.ECONNREFUSED}\n"
     assert "127.0.0.1:9" in {attempt.address for attempt in box.attempts()}
+
+
+def test_it_stays_with_what_is_made_of_a_sandbox(start) -> None:
+    box = start(profile=Profile(nested=True))
+    strict = start()
+    strict.reset()
+    with strict.fork() as fork, box.fork() as loose:
+        for one in (strict, fork):
+            assert one.run("grep -q '^Seccomp:.2' /proc/self/status && ! unshare -U true").ok
+        assert loose.run("grep -q '^Seccomp:.2' /proc/self/status && unshare -U true").ok

@@ -225,7 +225,7 @@ def test_calls_are_decided_in_a_few_steps_and_by_number_alone(machine: str) -> N
 def test_trees_that_are_longer_than_a_jump() -> None:
     starts = [(7 * number, bpf.fail(number)) for number in range(1000)]
     program = bpf.assemble(bpf.load(bpf.NUMBER, bpf.by_range(starts)))
-    for number in range(7000):
+    for number in (*range(0, 7000, 13), 6999):
         assert verdict(program, X86_64, number) == fails(number // 7)
     assert verdict(program, X86_64, 2**32 - 1) == fails(999)
 
