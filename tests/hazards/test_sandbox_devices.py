@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minisandbox.sandbox import Sandbox
+from minisandbox.sandbox.rootfs import MOST_TERMINALS
 
 SCRIPTS = {
     "127.0.0.1": "import socket; socket.create_server(('127.0.0.1', 0))",
@@ -74,3 +75,19 @@ COMMANDS = [
 def test_shell_command(box: Sandbox, script: str) -> None:
     result = box.run(script)
     assert result.exit_code == 0, result.text
+
+
+TERMINALS = """
+import os
+kept = []
+try:
+    while len(kept) < 1000: kept.append(os.open('/dev/ptmx', os.O_RDWR))
+except OSError: pass
+print(len(kept), flush=True)
+"""
+
+
+def test_no_sandbox_takes_the_terminals_of_others(box: Sandbox) -> None:
+    result = box.run(["python3", "-c", TERMINALS])
+    assert result.stdout == b"%d\n" % MOST_TERMINALS
+    assert box.run("script -qc true /dev/null").exit_code == 0

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 #: Size of the private memory file system; memory is only used when files are written.
 SHM_SIZE = "1g"
+#: Pseudo-terminals of one sandbox. All sandboxes of a machine share 3,072 (kernel.pty.max less
+#: kernel.pty.reserve); without a bound, one of them leaves none to the others.
+MOST_TERMINALS = 64
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
@@ -272,7 +275,7 @@ def _mount_dev(spec: dict[str, Any]) -> None:
         os.symlink(target, f"/dev/{name}")
     os.mkdir("/dev/pts", 0o755)
     group = ",gid=5" if spec["ids"] > 5 else ""  # 5 is the group tty; it must exist in the id map
-    options = f"newinstance,ptmxmode=0666,mode=620{group}"
+    options = f"newinstance,ptmxmode=0666,mode=620,max={MOST_TERMINALS}{group}"
     linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, options)
     os.mkdir("/dev/shm", 0o755)
     _tmpfs("/dev/shm", f"mode=1777,size={SHM_SIZE}")
