@@ -207,3 +207,58 @@ def test_a_listener_around_us_costs_the_record_of_connections_alone(tmp_path: Pa
     word, detail = doctor(tmp_path, "mount-other=EPERM")["record of connections"]
     assert word == "warn"
     assert "has the one listener that the kernel allows" in detail
+
+
+STORE = """
+import sys
+from pathlib import Path
+from minisandbox.sandbox import Sandbox
+from minisandbox.store import NodeStore
+node = NodeStore(Path(sys.argv[1]))
+with Sandbox.start([], scratch=node.scratch, idmap=node.idmap) as box:
+    print(box.run("echo works > /opt/new && cat /opt/new").text.strip(), node.scratch)
+"""
+
+
+def node_store(place: Path, *hosts: str, **env: str) -> str:
+    """What comes of using the node store ``place`` on a host that does ``hosts`` to it."""
+    place.mkdir(exist_ok=True)
+    return on_host(*hosts, command=[sys.executable, "-c", STORE, str(place)], env=env).strip()
+
+
+def test_what_sandboxes_write_goes_elsewhere_where_the_store_is_read_only(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    store, key = tmp_path / "node", current().key
+    env = {"TMPDIR": str(tmp_path / "tmp")}
+    assert node_store(store, **env) == f"works {store}/{key}/scratch"
+    said = node_store(store, f"read-only={store}", **env)
+    word, _, used = said.partition(" ")
+    assert word == "works"
+    assert Path(used).parents[1] == tmp_path / f"tmp/minisandbox-{os.geteuid()}"
+    chosen = node_store(store, MINISANDBOX_SCRATCH=str(tmp_path / "chosen"))
+    assert chosen == f"works {tmp_path}/chosen/{key}/scratch"
+
+
+def test_the_name_of_another_user_among_temporary_files_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / f"tmp/minisandbox-{os.geteuid()}").symlink_to(tmp_path / "theirs")
+    store = tmp_path / "node"
+    store.mkdir()
+    program = STORE.replace(
+        "with Sandbox",
+        "try:\n    node.scratch\nexcept Exception as error:\n"
+        "    sys.exit(print(error))\nwith Sandbox",
+    )
+    said = on_host(
+        f"read-only={store}",
+        command=[sys.executable, "-c", program, str(store)],
+        env={"TMPDIR": str(tmp_path / "tmp")},
+    )
+    assert "it is not a directory of this user; set MINISANDBOX_SCRATCH to one" in said
+
+
+def test_a_store_in_memory_holds_sandboxes_too(tmp_path: Path) -> None:
+    store = tmp_path / "node"
+    store.mkdir()
+    assert node_store(store, f"tmpfs={store}").startswith("works ")

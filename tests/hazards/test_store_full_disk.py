@@ -119,13 +119,14 @@ assert [found.problem for found in store.verify()] == [None]
 assert NodeStore(place / "node", idmap).ensure(store, ref.digest).is_dir()
 refused(lambda: add(store), errno.EROFS)
 refused(lambda: node.ensure(Store(place / "other"), other.digest), errno.EROFS)
+os.environ["MINISANDBOX_SCRATCH"] = str(place / "fixed/elsewhere")
 refused(lambda: node.scratch, errno.EROFS)
 """,
     )
     assert [line.partition(" /")[0] for line in lines] == [
         "cannot write to the store",
         "cannot unpack a layer into the node store",
-        "cannot use the node store",
+        "cannot use the scratch directory",
     ]
 
 

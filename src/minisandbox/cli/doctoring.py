@@ -9,6 +9,8 @@ from minisandbox.cli.subparsers import Subparsers
 from minisandbox.errors import EXIT_FAILED, EXIT_OK, MiniSandboxError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from minisandbox.sandbox.probe import Check
 
 
@@ -23,7 +25,7 @@ def check_host(_: argparse.Namespace) -> int:
     from minisandbox import idmap
     from minisandbox.store import default_node_root
 
-    checks = _checks()
+    scratch, checks = _checks()
     width = max(len(check.name) for check in checks)
     for check in checks:
         word = "ok" if check.ok else "FAIL" if check.required else "warn"
@@ -33,16 +35,19 @@ def check_host(_: argparse.Namespace) -> int:
     ids = idmap.current()
     print(f"\nids inside: {ids.count} from host uid {ids.uid_base} ({ids.kind})")
     print(f"node store: {default_node_root()}")
+    if scratch is not None:
+        print(f"what sandboxes write: {scratch}")
     return EXIT_OK if all(check.ok for check in checks if check.required) else EXIT_FAILED
 
 
-def _checks() -> list[Check]:
+def _checks() -> tuple[Path | None, list[Check]]:
     """What holds where sandboxes really keep their files, as another file system may do less."""
     from minisandbox.sandbox.probe import Check, probe
     from minisandbox.store import NodeStore, default_node_root
 
     try:
-        return probe(NodeStore(default_node_root()).scratch)
+        scratch = NodeStore(default_node_root()).scratch
+        return scratch, probe(scratch)
     except (MiniSandboxError, OSError) as error:
         remedy = "set MINISANDBOX_NODE_STORE to a directory of yours on a local file system"
-        return [Check("node store", False, str(error), remedy), *probe()]
+        return None, [Check("node store", False, str(error), remedy), *probe()]

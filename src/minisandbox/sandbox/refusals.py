@@ -125,7 +125,8 @@ def _overlay_remedy(number: int, detail: str) -> str:
         return (
             "the scratch directory must lie on a file system that can hold an upper directory "
             "(ext4, xfs, btrfs, tmpfs since Linux 6.6; not overlay, NFS or Lustre), the layers "
-            "on one that can be a lower one; choose another scratch directory"
+            "on one that can be a lower one; choose another scratch directory: "
+            "MINISANDBOX_SCRATCH names it"
         )
     if number in (errno.EACCES, errno.ENOENT):
         return "every directory on the way to the layers must exist and be searchable by the caller"

@@ -7,8 +7,10 @@ Files in it belong to the ids of one map, hence one subdirectory a map.
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import os
+import stat
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,12 +51,25 @@ class NodeStore:
 
     @property
     def scratch(self) -> Path:
-        """A directory on the same file system for what sandboxes write; made if missing."""
-        path = self._base / "scratch"
-        if not path.is_dir():
-            with explained("use the node store", self._base):
+        """A directory for what sandboxes write; made if missing.
+
+        ``$MINISANDBOX_SCRATCH`` is where it lies; unless given, it is beside the layers, or, where
+        those are read-only, in the directory for temporary files. Raises ``StoreUnusable``.
+        """
+        chosen = os.environ.get("MINISANDBOX_SCRATCH")
+        path = (Path(chosen).absolute() / self.idmap.key if chosen else self._base) / "scratch"
+        with explained("use the scratch directory", path):
+            try:
                 _make_passable(path)
-        return path
+                if chosen or os.access(path, os.W_OK):
+                    return path
+            except OSError as error:
+                if chosen or error.errno != errno.EROFS:
+                    raise
+        temporary = _own_temporary() / self.idmap.key / "scratch"
+        with explained("use the scratch directory", temporary):
+            _make_passable(temporary)
+        return temporary
 
     def path(self, digest: str) -> Path:
         """Where the unpacked layer is or would be; raises ``ValueError`` for what is no digest."""
@@ -170,6 +185,25 @@ def _make_passable(directory: Path) -> None:
     except FileExistsError:
         return
     directory.chmod(0o755)
+
+
+def _own_temporary() -> Path:
+    """A directory of this user's among the temporary files of all; raises ``StoreUnusable`` where
+    somebody else has taken its name.
+    """
+    import tempfile
+
+    path = Path(tempfile.gettempdir(), f"minisandbox-{os.geteuid()}")
+    with explained("use the scratch directory", path):
+        try:
+            path.mkdir()
+            path.chmod(0o755)
+        except FileExistsError:
+            status = path.lstat()
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                reason = "it is not a directory of this user; set MINISANDBOX_SCRATCH to one"
+                raise OSError(errno.EEXIST, reason) from None
+    return path
 
 
 def _sync_file_system(path: Path) -> None:
