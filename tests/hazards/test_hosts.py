@@ -17,6 +17,7 @@ import minisandbox
 from minisandbox.idmap import current
 
 SOURCE = Path(minisandbox.__file__).parents[1]
+PAGE = Path(__file__).parents[2] / "docs/hosts.md"
 SIMULATE = Path(__file__).parents[1] / "hosts/simulate.py"
 
 #: Starts a sandbox as anybody would, and says what came of it.
@@ -35,10 +36,7 @@ except HostUnsupported as error:
 print(*scratch.glob("box-*/*"))
 """
 
-SECCOMP = (
-    "a seccomp filter is around this process, as container engines' are: start the container with "
-    "`--security-opt seccomp=unconfined`"
-)
+SECCOMP = "start the container with `--security-opt seccomp=unconfined`"
 MODULE = "no sysctl and no seccomp filter forbids it, so a security module does"
 MASKED = (
     "a fresh /proc cannot be used on this host: mount proc: Operation not permitted (/proc): the "
@@ -113,6 +111,12 @@ def test_a_refusal_says_what_refuses_and_how_to_enable_it(
     said = started(tmp_path, *hosts)
     assert reason in said
     assert remedy in said
+    assert plain(remedy) in plain(PAGE.read_text(encoding="utf-8"))
+
+
+def plain(text: str) -> str:
+    """Words alone: neither lines nor marks of Markdown matter."""
+    return " ".join(text.replace("`", "").replace(">", "").replace("|", "").split())
 
 
 WORKS = [
