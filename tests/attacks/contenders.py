@@ -14,6 +14,8 @@ from pathlib import Path
 
 from attacks import harness
 from attacks.harness import Host, Outcome
+from minisandbox.idmap import IdMap
+from minisandbox.sandbox import Sandbox
 
 #: Runs attacks, by name, against a contender.
 Run = Callable[[Sequence[str]], Mapping[str, Outcome]]
@@ -23,14 +25,33 @@ PYTHON = "/usr/bin/python3"
 _SECONDS = 120
 
 
-@contextmanager
-def minisandbox(host: Host, scratch: Path, idmap: object = None) -> Generator[Run]:
-    """Two sandboxes of this project; one attacks."""
-    from minisandbox.sandbox import Sandbox
+def _forked(box: Sandbox) -> Sandbox:
+    return box.fork()
 
+
+def _reset(box: Sandbox) -> Sandbox:
+    box.reset()
+    return box
+
+
+#: What a sandbox can have become when it attacks, besides new.
+LIVES: Mapping[str, Callable[[Sandbox], Sandbox]] = {"forked": _forked, "reset": _reset}
+
+
+@contextmanager
+def minisandbox(
+    host: Host,
+    scratch: Path,
+    idmap: IdMap | None = None,
+    *,
+    life: Callable[[Sandbox], Sandbox] = lambda box: box,
+    user: str | None = None,
+) -> Generator[Run]:
+    """Two sandboxes of this project; one attacks, as ``user`` inside."""
     with ExitStack() as stack:
         start = partial(Sandbox.start, [], scratch=scratch, idmap=idmap)
-        box, other = (stack.enter_context(start()) for _ in range(2))
+        first, other = (stack.enter_context(start()) for _ in range(2))
+        box = stack.enter_context(life(first))
         for each in (box, other):
             each.write_file(harness.PLACE, harness.packed())
         token, command = harness.actor_argv(PYTHON, harness.PLACE, "/root")
@@ -45,7 +66,7 @@ def minisandbox(host: Host, scratch: Path, idmap: object = None) -> Generator[Ru
             words = harness.argv(PYTHON, harness.PLACE, facts, names)
             if terminal:
                 return _from_a_terminal(words, scratch)
-            return box.run(words, timeout=_SECONDS, merge_stderr=True).stdout
+            return box.run(words, timeout=_SECONDS, merge_stderr=True, user=user).stdout
 
         yield partial(harness.run_all, run=run)
 

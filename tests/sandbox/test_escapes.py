@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from attacks import contenders, every, harness
+from minisandbox.errors import SandboxFileError
 from minisandbox.idmap import IdMap, current, remove_tree, single
+from minisandbox.sandbox import Sandbox
 
 IDMAPS = [current()] if current().kind in ("root", "single") else [current(), single()]
 
@@ -62,6 +65,34 @@ def test_attack(
     assert control.kind == "held", control.detail
     assert attack.lack, f"fails without a sandbox too: {control.detail}"
     pytest.skip(f"nothing to attack on this host: {attack.lack}")
+
+
+@pytest.mark.parametrize("life", contenders.LIVES)
+def test_what_a_sandbox_has_become_holds_the_same(
+    host: harness.Host, idmap: IdMap, scratch: Path, life: str
+) -> None:
+    with contenders.minisandbox(host, scratch, idmap, life=contenders.LIVES[life]) as run:
+        assert not_held(run(list(every.TABLE))) == {}
+
+
+def test_users_inside_get_no_more_than_root(
+    host: harness.Host, idmap: IdMap, scratch: Path
+) -> None:
+    if idmap.count == 1:
+        with Sandbox.start([], scratch=scratch, idmap=idmap) as box:
+            with pytest.raises(SandboxFileError):  # there is no user but root
+                box.run("true", user="nobody")
+        return
+    with contenders.minisandbox(host, scratch, idmap, user="nobody") as run:
+        assert not_held(run(list(every.TABLE))) == {}
+
+
+def not_held(outcomes: Mapping[str, harness.Outcome]) -> dict[str, str]:
+    return {
+        name: outcome.detail
+        for name, outcome in outcomes.items()
+        if outcome.kind != "held" and name not in AWAITED
+    }
 
 
 def test_the_table_covers_its_groups() -> None:
