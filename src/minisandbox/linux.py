@@ -125,6 +125,11 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 
 
+def enter_namespace(fd: int, kind: int) -> None:
+    """setns(2) for a descriptor of ``/proc/<pid>/ns/...``; ``kind`` is its ``CLONE_NEW*``."""
+    _check(_libc.setns(fd, kind), "setns")
+
+
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     """mount(2); ``options`` longer than the kernel's one page are an error that says so."""
     encoded = os.fsencode(options)

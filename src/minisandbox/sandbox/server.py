@@ -83,6 +83,8 @@ class Server:
         #: Codes of children that ended before their numbers were known: each PID 1 is a grandchild
         #: until its starter has ended.
         self._strangers: dict[int, int] = {}
+        #: User namespaces by their maps.
+        self._spaces: dict[tuple[object, object], int] = {}
         self._wakeup = processes.ChildWakeup()
 
     def serve(self) -> None:
@@ -149,16 +151,19 @@ class Server:
         with theirs:
             try:
                 box = self._make(spec, name)
+                space = self._space(spec)
 
                 def child() -> None:
-                    linux.close_all_but((0, 1, 2, control.fileno(), theirs.fileno()))
-                    starter.start(spec, box.path, control, theirs)
+                    keep = (0, 1, 2, control.fileno(), theirs.fileno(), space)
+                    linux.close_all_but([fd for fd in keep if fd >= 0])
+                    starter.start(spec, space, box.path, control, theirs)
 
                 box.starter = self._fork(child, lambda _: self._starter_ended(box))
                 box.link = ours
             except OSError as error:
                 ours.close()
-                step = "processes" if name in self._boxes else "scratch"
+                named = isinstance(error, linux.NamespacesRefused)
+                step = "namespaces" if named else "processes" if name in self._boxes else "scratch"
                 starter.refuse(control, step, error)
                 self._close(name, None)
 
@@ -171,7 +176,8 @@ class Server:
             stale = scratch.take_stale(place)
             if stale:
                 try:
-                    self._fork(lambda: starter.remove_stale(spec, stale), lambda _: None)
+                    space = self._space(spec)
+                    self._fork(lambda: starter.remove_stale(spec, space, stale), lambda _: None)
                 finally:
                     scratch.let_go(stale)
         box = Box(spec, home, name)
@@ -183,6 +189,36 @@ class Server:
             raise
         self._boxes[name] = box
         return box
+
+    def _space(self, spec: dict[str, Any]) -> int:
+        """A user namespace with the map of ``spec``, or -1 where each sandbox can write its own.
+
+        The programs that may write the map of a range take milliseconds, so they are run once, and
+        the namespaces of sandboxes are made below this one, where this process's forks may write.
+        """
+        if spec["kind"] != "subid":
+            return -1
+        key = (spec["uids"], spec["gids"])
+        if key not in self._spaces:
+            read_end, write_end = os.pipe()
+
+            def wait() -> None:
+                os.close(write_end)
+                os.read(read_end, 1)
+
+            try:
+                pid = linux.fork_mapped(
+                    spec["uids"],
+                    spec["gids"],
+                    map_writers=spec["map_writers"],
+                    namespaces=0,
+                    child=wait,
+                )
+                self._spaces[key] = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            finally:
+                os.close(read_end)
+                os.close(write_end)
+        return self._spaces[key]
 
     def _starter_ended(self, box: Box) -> None:
         """Take over PID 1, if the starter came that far: this process is its parent from now on."""
@@ -241,7 +277,10 @@ class Server:
             return
         try:
             # In a process of its own: a tree may be large, and its owners several ids.
-            self._fork(lambda: starter.remove(box.spec, box.path), lambda _: self._removed(box))
+            space = self._space(box.spec)
+            self._fork(
+                lambda: starter.remove(box.spec, space, box.path), lambda _: self._removed(box)
+            )
         except OSError:
             self._removed(box)  # what is left is removed by the next server
 
@@ -267,7 +306,8 @@ class Server:
         try:
             box = self._make(source.spec, name)
             paths = os.path.join(source.path, "upper"), os.path.join(box.path, "upper")
-            self._fork(lambda: starter.copy(source.spec, *paths), done)
+            space = self._space(source.spec)
+            self._fork(lambda: starter.copy(source.spec, space, *paths), done)
         except OSError as error:
             _answer(reply, "failed", f"{error.strerror} ({error.filename})")
             self._close(name, None)

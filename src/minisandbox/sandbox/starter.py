@@ -52,12 +52,14 @@ _CAPABILITIES = frozenset(
 )
 
 
-def start(spec: dict[str, Any], box: str, control: socket.socket, link: socket.socket) -> None:
+def start(
+    spec: dict[str, Any], space: int, box: str, control: socket.socket, link: socket.socket
+) -> None:
     """Start PID 1 and tell the server its process id through ``link``; what fails is told through
-    ``control``.
+    ``control``. ``space`` is the user namespace that the sandbox's shall be below, if any.
     """
     try:
-        _start(spec, box, control, link)
+        _start(spec, space, box, control, link)
     except rootfs.Refused as error:
         _refuse(control, error)
 
@@ -74,7 +76,9 @@ def _refuse(control: socket.socket, error: rootfs.Refused) -> None:
         pass  # the client has given up
 
 
-def _start(spec: dict[str, Any], box: str, control: socket.socket, link: socket.socket) -> None:
+def _start(
+    spec: dict[str, Any], space: int, box: str, control: socket.socket, link: socket.socket
+) -> None:
     root = spec["kind"] == "root"
     try:
         os.chdir(box)
@@ -102,14 +106,15 @@ def _start(spec: dict[str, Any], box: str, control: socket.socket, link: socket.
             end.close()
         _become_init(spec, box, control, link, proc[1] if proc else None)
 
+    uids, gids = spec["uids"], spec["gids"]
+    if space >= 0:
+        # In two ranges, as in that namespace: one may not span several of its parent's.
+        uids = gids = ((0, 0, 1), (1, 1, spec["ids"] - 1))
     try:
-        middle = linux.fork_mapped(
-            spec["uids"],
-            spec["gids"],
-            map_writers=spec["map_writers"],
-            namespaces=namespaces,
-            child=child,
-        )
+        if space >= 0:
+            linux.enter_namespace(space, linux.CLONE_NEWUSER)
+            os.close(space)
+        middle = linux.fork_mapped(uids, gids, map_writers=None, namespaces=namespaces, child=child)
     except OSError as error:
         raise rootfs.Refused("namespaces", error) from error
     # The child in between ends at once: PID 1 becomes the server's when this process has ended too.
@@ -246,35 +251,45 @@ def _is_open(link: socket.socket) -> bool:
         return True
 
 
-def remove(spec: dict[str, Any], path: str) -> None:
-    """Remove what a sandbox left, as the caller or, for files of other ids, as their owner."""
-    try:
-        removal.remove(path)
-    except PermissionError:
-        if spec["kind"] == "root":
-            raise
-        _act_mapped(spec, lambda: removal.remove(path))
+def remove(spec: dict[str, Any], space: int, path: str) -> None:
+    """Remove what a sandbox left, whoever of its ids it belongs to."""
+    if space >= 0:
+        _become_inside_root(space)
+    _remove(spec, path)
 
 
-def remove_stale(spec: dict[str, Any], stale: list[scratch.Stale]) -> None:
+def remove_stale(spec: dict[str, Any], space: int, stale: list[scratch.Stale]) -> None:
     """Remove what other servers left; what cannot be removed is left for later."""
+    if space >= 0:
+        _become_inside_root(space)
     for path, _ in stale:
         try:
             for part in scratch.parts(path):
-                remove(spec, part)
+                _remove(spec, part)
             scratch.remove_empty(path)
         except OSError:
             continue
 
 
-def copy(spec: dict[str, Any], source: str, target: str) -> None:
+def copy(spec: dict[str, Any], space: int, source: str, target: str) -> None:
     """Copy an upper directory with all that overlayfs keeps in it, sharing blocks where the file
     system can.
     """
-    if spec["kind"] == "root":
-        _run_cp(source, target)
-    else:
+    if space >= 0:
+        _become_inside_root(space)
+    if spec["kind"] == "single":
         _act_mapped(spec, lambda: _run_cp(source, target))
+    else:
+        _run_cp(source, target)
+
+
+def _remove(spec: dict[str, Any], path: str) -> None:
+    try:
+        removal.remove(path)
+    except PermissionError:
+        if spec["kind"] != "single":
+            raise
+        _act_mapped(spec, lambda: removal.remove(path))
 
 
 def _run_cp(source: str, target: str) -> None:
@@ -288,13 +303,14 @@ def _run_cp(source: str, target: str) -> None:
         raise OSError(errno.EIO, f"{program} ended with {status}", source)
 
 
+def _become_inside_root(space: int) -> None:
+    linux.enter_namespace(space, linux.CLONE_NEWUSER)
+    linux.become_inside_root(groups=True)
+
+
 def _act_mapped(spec: dict[str, Any], action: Callable[[], None]) -> None:
     child = linux.fork_mapped(
-        spec["uids"],
-        spec["gids"],
-        map_writers=spec["map_writers"],
-        namespaces=0,
-        child=action,
+        spec["uids"], spec["gids"], map_writers=None, namespaces=0, child=action
     )
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status != 0:
