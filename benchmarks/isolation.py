@@ -36,13 +36,16 @@ from attacks.harness import Host, Outcome
 #: Name of a contender, and for each attack how it ended.
 Columns = dict[str, dict[str, str]]
 
+#: Brings up a contender for the attacks of one run.
+Start = Callable[[Host, Path], AbstractContextManager[contenders.Run]]
+
 _HELD, _THROUGH, _NOT_APPLICABLE = "held", "**through**", "-"
 
 
-def available() -> dict[str, Callable[[Host, Path], AbstractContextManager[contenders.Run]]]:
+def available() -> dict[str, Start]:
     """The contenders that can run here, by the name of their column."""
     root = os.getuid() == 0
-    found = {f"minisandbox, {_caller()}": contenders.minisandbox}
+    found: dict[str, Start] = {f"minisandbox, {_caller()}": contenders.minisandbox}
     if root:
         found["published recipe"] = contenders.published_recipe
     if shutil.which("bwrap"):
