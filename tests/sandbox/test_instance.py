@@ -583,3 +583,44 @@ def test_only_a_terminal_is_shown_progress(
     assert capsys.readouterr().out == quiet.out
     assert "2 of 2 layers read" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")
+
+
+def test_a_fork_has_the_changes_and_then_its_own(packed: Packed) -> None:
+    instance = packed.start()
+    do(instance, "echo x = 2 > code.py; echo new > new.py")
+    with instance.fork() as fork:
+        assert fork.diff() == instance.diff()
+        do(fork, "git checkout -q code.py")
+        do(instance, "rm new.py")
+        assert changed(fork.diff()) == {"new.py"}
+        assert changed(instance.diff()) == {"code.py"}
+    instance.reset()
+    assert instance.diff() == b""
+
+
+def test_a_checkpoint_is_layers_that_any_process_can_start_from(packed: Packed) -> None:
+    instance = packed.start()
+    do(instance, "echo x = 2 > code.py; rm package/data.bin; echo tmp > /tmp/kept")
+    instance.snapshot().close()
+    do(instance, "rm -r package; mkdir package; echo second > package/new.py; rm /root/.* || :")
+    layers = instance.checkpoint()
+    assert [layer.kind for layer in layers] == ["checkpoint"] * 2
+    diff = instance.diff()
+    assert changed(diff) == {
+        "code.py",
+        "package/new.py",
+        "package/module.py",
+        "package/data.bin",
+    }
+    instance.close()
+    started = start_instance(
+        [*packed.layers, *layers],
+        head_tree=packed.head_tree,
+        store=packed.store,
+        node=packed.node,
+        name="again",
+    )
+    with started as again:
+        assert again.diff() == diff
+        assert again.read_file("/tmp/kept") == b"tmp\n"
+        assert again.run("git status --porcelain | wc -l").stdout != b"0\n"

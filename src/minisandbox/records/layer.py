@@ -8,7 +8,7 @@ from typing import Literal
 from minisandbox import keys
 from minisandbox.errors import InvalidInput
 
-LayerKind = Literal["interpreter", "environment", "source", "instance", "wheelhouse"]
+LayerKind = Literal["interpreter", "environment", "source", "instance", "wheelhouse", "checkpoint"]
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ import json
 import os
 import re
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from minisandbox.errors import InstanceUnavailable, InstanceUnknown, InvalidInput
 from minisandbox.records import codec
+from minisandbox.records.layer import LayerRef
 from minisandbox.records.manifest import READABLE_SCHEMAS, ManifestRow, variables_of
 from minisandbox.runtime.instance import Instance, start_instance
 from minisandbox.runtime.stack import Report
@@ -92,9 +93,12 @@ class Cache:
         *,
         profile: Profile | None = None,
         env: Mapping[str, str] | None = None,
+        above: Sequence[LayerRef] = (),
         report: Report | None = None,
     ) -> Instance:
         """Start a sandbox on the layers of an instance; a context manager.
+
+        ``above`` are layers to stack on them, such as ``Instance.checkpoint`` made.
 
         The first time on a machine its layers are unpacked and compiled, of which ``report`` is
         told.
@@ -107,7 +111,7 @@ class Cache:
         if not row.layers:
             raise InstanceUnavailable(instance_id, row.reason)
         return start_instance(
-            row.layers,
+            (*row.layers, *above),
             head_tree=row.head_tree,
             store=self.store,
             node=self.node,

@@ -4,15 +4,17 @@ venv active.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from minisandbox.idmap import IdMap
 from minisandbox.records.layer import LayerRef
 from minisandbox.runtime import worktree
 from minisandbox.runtime.stack import Report, stack
-from minisandbox.sandbox import Bind, Profile, Result, Sandbox
+from minisandbox.sandbox import Bind, Profile, Reset, Result, Sandbox, Snapshot
 from minisandbox.store import NodeStore, Store
 
 #: Where the repository and its environment are inside; the field's scripts and prompts name these
@@ -52,9 +54,11 @@ class Instance:
     closes.
     """
 
-    def __init__(self, sandbox: Sandbox, *, head_tree: str) -> None:
+    def __init__(self, sandbox: Sandbox, *, head_tree: str, store: Store, idmap: IdMap) -> None:
         self.sandbox = sandbox
         self.head_tree = head_tree
+        self._store = store
+        self._idmap = idmap
 
     def run(
         self,
@@ -122,6 +126,48 @@ class Instance:
         """Put files back to the recorded tree; those that it does not have are removed."""
         worktree.restore(self.sandbox, self.head_tree, paths)
 
+    def reset(self) -> Reset:
+        """Drop everything that was done in it; see ``Sandbox.reset``."""
+        return self.sandbox.reset()
+
+    def snapshot(self) -> Snapshot:
+        """What its files are now; see ``Sandbox.snapshot``."""
+        return self.sandbox.snapshot()
+
+    def start_from(self, snapshot: Snapshot) -> Instance:
+        """Another instance with the files of a snapshot; this one may be closed."""
+        sandbox = self.sandbox.start_from(snapshot, name=self.sandbox.name)
+        return Instance(sandbox, head_tree=self.head_tree, store=self._store, idmap=self._idmap)
+
+    def fork(self) -> Instance:
+        """Another instance with the same files; what either does from then on, the other does not
+        see.
+        """
+        with self.snapshot() as snapshot:
+            return self.start_from(snapshot)
+
+    def checkpoint(self) -> tuple[LayerRef, ...]:
+        """Pack what was changed into layers of the cache's store, for ``Cache.materialize(above=)``
+        in any process, on any machine.
+
+        One layer for each snapshot that was taken, oldest first, and one for what came after it.
+        Raises what :meth:`snapshot` does, ``UnpackableTree`` for what a layer cannot hold (with
+        ``Profile(redirect_dir=True)``, a renamed directory of a layer below), ``StoreUnusable``.
+        """
+        with self.snapshot() as snapshot:
+            return tuple(
+                self._store.add(
+                    "checkpoint",
+                    upper,
+                    # Not a date of files below: byte-code of theirs would be taken for that of
+                    # files edited here.
+                    date=int(time.time()),
+                    idmap=self._idmap,
+                    exclude=_is_not_kept,
+                )
+                for upper in snapshot.uppers
+            )
+
     def open_shell(self) -> int:
         """An interactive shell on the caller's terminal; returns its exit code."""
         return self.sandbox.open_shell(
@@ -182,4 +228,9 @@ def start_instance(
         cwd=TESTBED,
         name=name,
     )
-    return Instance(sandbox, head_tree=head_tree)
+    return Instance(sandbox, head_tree=head_tree, store=store, idmap=node.idmap)
+
+
+def _is_not_kept(path: str) -> bool:
+    """Whether a path is where something is mounted, which is made anew with each start."""
+    return path.partition("/")[0] in ("dev", "proc", "sys", "run")
