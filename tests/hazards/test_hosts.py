@@ -10,11 +10,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 import minisandbox
-from minisandbox.idmap import current
+from minisandbox.idmap import IdMap, current, remove_tree
+from minisandbox.runtime import stack
+from minisandbox.sandbox import Sandbox
 
 SOURCE = Path(minisandbox.__file__).parents[1]
 PAGE = Path(__file__).parents[2] / "docs/hosts.md"
@@ -266,3 +269,52 @@ def test_a_store_in_memory_holds_sandboxes_too(tmp_path: Path) -> None:
     store = tmp_path / "node"
     store.mkdir()
     assert node_store(store, f"tmpfs={store}").startswith("works ")
+
+
+def test_a_store_on_an_overlay_has_sandboxes_write_elsewhere(tmp_path: Path) -> None:
+    # As in a container without volumes; the layers may stay there.
+    (tmp_path / "tmp").mkdir()
+    store = tmp_path / "node"
+    store.mkdir()
+    word, _, used = node_store(store, f"overlay={store}", TMPDIR=str(tmp_path / "tmp")).partition(
+        " "
+    )
+    assert word == "works"
+    assert used.startswith(f"{tmp_path}/tmp/minisandbox-{os.geteuid()}/")
+
+
+def test_no_place_at_all_is_refused_with_the_name_of_the_variable(tmp_path: Path) -> None:
+    store = tmp_path / "node"
+    store.mkdir()
+    program = (
+        STORE.replace("node.scratch", f"Path('{store}')")
+        .replace("with", "from minisandbox.errors import HostUnsupported\ntry:\n  with")
+        .replace("    print", "    print")
+        + "except HostUnsupported as error:\n  print(error)\n"
+    )
+    said = on_host(f"overlay={store}", command=[sys.executable, "-c", program, str(store)])
+    assert "an overlay of the layers cannot be used on this host" in said
+    assert "MINISANDBOX_SCRATCH" in said
+
+
+def test_what_was_written_elsewhere_becomes_a_layer_with_its_owners(
+    tmp_path: Path, idmap: IdMap
+) -> None:
+    place = Path("/dev/shm")
+    if place.stat().st_dev == tmp_path.stat().st_dev:
+        place = Path("/var/tmp")
+    with TemporaryDirectory(dir=place) as name:
+        elsewhere = Path(name)
+        elsewhere.chmod(0o755)
+        with Sandbox.start([], scratch=elsewhere, idmap=idmap) as box:
+            made = "mkdir /opt/made; echo x > /opt/made/file; ln -s file /opt/made/link"
+            assert box.run(made).ok
+            stack._take(box.seal(), tmp_path / "layer", idmap)
+        for rest in elsewhere.iterdir():
+            remove_tree(rest, idmap)
+    made = tmp_path / "layer/opt/made"
+    assert (made / "file").read_text() == "x\n"
+    assert os.readlink(made / "link") == "file"
+    for path in (made, made / "file", made / "link"):
+        assert path.lstat().st_uid == idmap.host_uid(0)
+    remove_tree(tmp_path / "layer", idmap)

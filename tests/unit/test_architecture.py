@@ -20,7 +20,19 @@ PACKAGE = "minisandbox"
 
 #: Each layer may import from itself and from those above it in this list.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"errors", "atomic", "records", "keys", "linux", "idmap", "namespaces", "removal"}),
+    frozenset(
+        {
+            "errors",
+            "atomic",
+            "records",
+            "keys",
+            "linux",
+            "idmap",
+            "mounts",
+            "namespaces",
+            "removal",
+        }
+    ),
     frozenset({"process", "archive", "pipconfig"}),
     frozenset({"store", "sandbox"}),
     frozenset({"runtime"}),

@@ -7,11 +7,16 @@ the modification time of its source, so an edited file never runs stale byte-cod
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from minisandbox import keys
 from minisandbox.errors import MiniSandboxError
+from minisandbox.idmap import IdMap, call_mapped
 from minisandbox.records.layer import LayerRef
 from minisandbox.sandbox import Profile, Sandbox
 from minisandbox.store import NodeStore, Store
@@ -79,6 +84,25 @@ def _byte_code(
                     f"compiling byte-code for layer {layer.digest} ended with {result.exit_code}: "
                     f"{result.text.strip()[-200:]}"
                 )
-            sandbox.seal().rename(work)
+            _take(sandbox.seal(), work, node.idmap)
 
     return node.derive(name, fill)
+
+
+def _take(upper: Path, work: Path, idmap: IdMap) -> None:
+    """Make what a sandbox wrote the directory ``work``, with the owners that it has."""
+    try:
+        upper.rename(work)
+    except OSError as error:
+        if error.errno != errno.EXDEV:  # sandboxes write on another file system than layers lie on
+            raise
+        call_mapped(idmap, partial(_copy, upper, work))
+
+
+def _copy(upper: Path, work: Path) -> None:
+    shutil.copytree(upper, work, symlinks=True)
+    for path in (upper, *upper.rglob("*")):
+        status = path.lstat()
+        os.chown(
+            work / path.relative_to(upper), status.st_uid, status.st_gid, follow_symlinks=False
+        )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from minisandbox import mounts
 from minisandbox.errors import HostUnsupported, MiniSandboxError
 from minisandbox.idmap import IdMap, call_mapped, current, remove_tree
 from minisandbox.sandbox import refusals, rootfs
@@ -130,7 +131,7 @@ def _mechanisms(box: Sandbox, idmap: IdMap, scratch: Path) -> list[Check]:
     """What ``box`` uses of what this host offers."""
     root = idmap.kind == "root"
     overlay = "mounted by root" if root else "mounted in the user namespace"
-    kind, place = _file_system(scratch)
+    kind, place = mounts.file_system(scratch)
     proc = "its own"
     if rootfs.is_proc_covered():
         proc += ", made by root: the one here is partly covered, as in containers"
@@ -157,20 +158,6 @@ def _mechanisms(box: Sandbox, idmap: IdMap, scratch: Path) -> list[Check]:
             required=False,
         ),
     ]
-
-
-def _file_system(directory: Path) -> tuple[str, str]:
-    """Type and mount point of the file system that ``directory`` is on."""
-    device = os.stat(directory).st_dev
-    name = f"{os.major(device)}:{os.minor(device)}"
-    found = ("an unknown file system", "?")
-    for line in Path("/proc/self/mountinfo").read_text(errors="replace").splitlines():
-        mount, _, source = line.partition(" - ")
-        fields = mount.split(" ")
-        point = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
-        if fields[2] == name and directory.resolve().is_relative_to(point):
-            found = (source.split(" ")[0], point)
-    return found
 
 
 def _next(error: HostUnsupported, idmap: IdMap) -> list[Check]:

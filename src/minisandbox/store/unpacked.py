@@ -7,10 +7,8 @@ Files in it belong to the ids of one map, hence one subdirectory a map.
 from __future__ import annotations
 
 import ctypes
-import errno
 import functools
 import os
-import stat
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ from minisandbox.idmap import IdMap, current, remove_tree
 from minisandbox.store.faults import call_carrying, explained, reachable
 from minisandbox.store.locks import slot, tried
 from minisandbox.store.packed import Store, verified
+from minisandbox.store.scratch import scratch_directory
 
 #: How many layers the processes of a node unpack at once: more only makes disks seek.
 DEFAULT_SLOTS = 2
@@ -48,28 +47,17 @@ class NodeStore:
         self.idmap = current() if idmap is None else idmap
         self.root = root
         self._base = root / self.idmap.key
+        self._scratch: Path | None = None
 
     @property
     def scratch(self) -> Path:
-        """A directory for what sandboxes write; made if missing.
+        """A directory for what sandboxes write; made if missing. Raises ``StoreUnusable``.
 
-        ``$MINISANDBOX_SCRATCH`` is where it lies; unless given, it is beside the layers, or, where
-        those are read-only, in the directory for temporary files. Raises ``StoreUnusable``.
+        Beside the layers unless ``$MINISANDBOX_SCRATCH`` or their file system say otherwise.
         """
-        chosen = os.environ.get("MINISANDBOX_SCRATCH")
-        path = (Path(chosen).absolute() / self.idmap.key if chosen else self._base) / "scratch"
-        with explained("use the scratch directory", path):
-            try:
-                _make_passable(path)
-                if chosen or os.access(path, os.W_OK):
-                    return path
-            except OSError as error:
-                if chosen or error.errno != errno.EROFS:
-                    raise
-        temporary = _own_temporary() / self.idmap.key / "scratch"
-        with explained("use the scratch directory", temporary):
-            _make_passable(temporary)
-        return temporary
+        if self._scratch is None or not self._scratch.is_dir():
+            self._scratch = scratch_directory(self._base, self.idmap.key, _make_passable)
+        return self._scratch
 
     def path(self, digest: str) -> Path:
         """Where the unpacked layer is or would be; raises ``ValueError`` for what is no digest."""
@@ -185,25 +173,6 @@ def _make_passable(directory: Path) -> None:
     except FileExistsError:
         return
     directory.chmod(0o755)
-
-
-def _own_temporary() -> Path:
-    """A directory of this user's among the temporary files of all; raises ``StoreUnusable`` where
-    somebody else has taken its name.
-    """
-    import tempfile
-
-    path = Path(tempfile.gettempdir(), f"minisandbox-{os.geteuid()}")
-    with explained("use the scratch directory", path):
-        try:
-            path.mkdir()
-            path.chmod(0o755)
-        except FileExistsError:
-            status = path.lstat()
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-                reason = "it is not a directory of this user; set MINISANDBOX_SCRATCH to one"
-                raise OSError(errno.EEXIST, reason) from None
-    return path
 
 
 def _sync_file_system(path: Path) -> None:
