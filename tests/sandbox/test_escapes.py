@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from attacks import contenders, every, harness
-from minisandbox.errors import SandboxFileError
+from minisandbox.errors import SandboxDied, SandboxFileError
 from minisandbox.idmap import IdMap, current, remove_tree, single
 from minisandbox.sandbox import Sandbox
 
@@ -85,6 +85,21 @@ def test_users_inside_get_no_more_than_root(
         return
     with contenders.minisandbox(host, scratch, idmap, user="nobody") as run:
         assert not_held(run(list(every.TABLE))) == {}
+
+
+def test_limits_of_what_keeps_a_sandbox_cannot_be_set_from_inside(start, idmap: IdMap) -> None:
+    box, other = start(), start()
+    if idmap.count == 1:
+        # The kernel cannot tell root inside from PID 1: a sandbox can end, itself alone.
+        box.run("prlimit --pid 1 --nofile=3:3")
+        with pytest.raises(SandboxDied):
+            box.run("true")
+    else:
+        for limit in ("nofile=3:3", "as=1000:1000", "nproc=1:1"):
+            for pid in ("1", "$PPID"):
+                assert box.run(f"prlimit --pid {pid} --{limit}").exit_code == 1
+        assert box.run("echo alive").stdout == b"alive\n"
+    assert other.run("echo alive").stdout == b"alive\n"
 
 
 def not_held(outcomes: Mapping[str, harness.Outcome]) -> dict[str, str]:

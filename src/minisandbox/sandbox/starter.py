@@ -30,6 +30,9 @@ _NAMESPACES = (
     | linux.CLONE_NEWCGROUP
 )
 
+#: A group that no command has as its saved one, for execve(2) sets that to the effective one.
+_NOBODYS_GROUP = 65_534
+
 #: What programs inside may do in their own user namespace: the set that container engines grant,
 #: without raw sockets. Without CAP_SYS_ADMIN no mount can be undone, and without CAP_SYS_PTRACE
 #: programs cannot look into PID 1 and the monitors, which hold more.
@@ -194,6 +197,10 @@ def _become_init(
         os.setsid()
         linux.new_session_keyring()
         linux.erase_command_line(b"minisandbox-init")
+        if spec["ids"] > _NOBODYS_GROUP:
+            # prlimit(2) asks for no capability where all ids are the caller's: root inside could
+            # leave this process and its monitors, which inherit it, without descriptors or time.
+            os.setresgid(-1, -1, _NOBODYS_GROUP)
         linux.limit_capabilities(_CAPABILITIES)
         linux.forbid_new_privileges()
         try:
