@@ -20,12 +20,11 @@ _PR_CAPBSET_READ, _PR_GET_NO_NEW_PRIVS = 23, 39
 @attack()
 def host_root_is_mapped(facts: Facts) -> str | None:
     """Id 0 of the host has a number inside: what is its can be written, /proc/sys above all."""
-    with open("/proc/self/uid_map", encoding="ascii") as table:
-        for line in table:
-            _, outside, count = map(int, line.split())
-            if outside <= 0 < outside + count:
-                return line.strip()
-    return None
+    # Not by /proc/self/uid_map, which counts as the namespace above does, and that may be nested.
+    owner = os.stat("/proc/sys/kernel/panic").st_uid
+    with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+        nobody = int(file.read())
+    return f"as {owner}" if owner != nobody else None
 
 
 @attack(by="root")
