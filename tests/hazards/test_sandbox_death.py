@@ -195,7 +195,7 @@ def test_a_server_that_cannot_even_begin_says_why(
 def test_a_start_that_takes_too_long_leaves_nothing(
     start, monkeypatch: pytest.MonkeyPatch, scratch: Path, fresh_server: None
 ) -> None:
-    program = "from minisandbox.sandbox import rootfs; rootfs.enter = lambda _: time.sleep(1000)\n"
+    program = "from minisandbox.sandbox import rootfs; rootfs.enter = lambda *_: time.sleep(1000)\n"
     whole = connection._BOOTSTRAP.replace("main()", f"import time; {program}main()")
     monkeypatch.setattr(connection, "_BOOTSTRAP", whole)
     with pytest.raises(HostUnsupported, match=r"not ready after 0\.5 s"):
