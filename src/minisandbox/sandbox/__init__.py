@@ -6,9 +6,20 @@ instances.
 """
 
 from minisandbox.sandbox.client import Sandbox
+from minisandbox.sandbox.limits.declared import Limits
 from minisandbox.sandbox.profile import Bind, Network, Profile
 from minisandbox.sandbox.result import Result
 from minisandbox.sandbox.snapshots import Reset, Snapshot
 from minisandbox.sandbox.watching import Attempt
 
-__all__ = ["Attempt", "Bind", "Network", "Profile", "Reset", "Result", "Sandbox", "Snapshot"]
+__all__ = [
+    "Attempt",
+    "Bind",
+    "Limits",
+    "Network",
+    "Profile",
+    "Reset",
+    "Result",
+    "Sandbox",
+    "Snapshot",
+]

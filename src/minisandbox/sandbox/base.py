@@ -18,6 +18,7 @@ from typing import Any
 
 from minisandbox.idmap import IdMap, remove_tree
 from minisandbox.sandbox import skeleton
+from minisandbox.sandbox.limits import processors
 from minisandbox.sandbox.profile import Profile
 
 _MERGEABLE = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -95,8 +96,9 @@ def ensure_skeleton(scratch: Path, profile: Profile, idmap: IdMap) -> Path:
     missing.
     """
     links = {name: os.readlink(f"/{name}") for name in _MERGEABLE if os.path.islink(f"/{name}")}
-    stamp = (skeleton.stamp(), tuple(links.items()), profile.hostname, profile.network)
-    plan = _plan(stamp, profile.hostname, profile.network)
+    cpus = processors.visible(profile.limits.cpus)
+    stamp = (skeleton.stamp(), tuple(links.items()), profile.hostname, profile.network, cpus)
+    plan = _plan(stamp, profile.hostname, profile.network, cpus)
     target = scratch / f"base-{plan[0]}-{idmap.key}"
     if not target.is_dir():
         from minisandbox import atomic
@@ -113,10 +115,10 @@ def ensure_skeleton(scratch: Path, profile: Profile, idmap: IdMap) -> Path:
 
 
 @functools.lru_cache(maxsize=16)
-def _plan(stamp: Any, hostname: str, network: str) -> tuple[str, list[skeleton.Entry]]:
+def _plan(stamp: Any, hostname: str, network: str, cpus: int) -> tuple[str, list[skeleton.Entry]]:
     # Keyed by the dates of what is read, so that reading a thousand small files is done once a
     # process.
-    entries = skeleton.entries(hostname, host_network=network == "host")
+    entries = skeleton.entries(hostname, host_network=network == "host", cpus=cpus)
     import hashlib
 
     text = repr([stamp[1], entries]).encode()

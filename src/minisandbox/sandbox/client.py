@@ -120,6 +120,13 @@ class Sandbox:
         return self._link.init_pid
 
     @property
+    def limits(self) -> Mapping[str, str]:
+        """How each limit of the profile holds here: ``enforced`` by the kernel, ``watched`` by the
+        fork server, which ends what exceeds it, or ``none`` where the profile has no such limit.
+        """
+        return dict(self._link.limits.words)
+
+    @property
     def listeners(self) -> Mapping[int, socket.socket]:
         """The listening sockets that the profile names, by port of 127.0.0.1 inside.
 
@@ -194,6 +201,7 @@ class Sandbox:
                 _pipe(stdin) if isinstance(stdin, int) else wire.memory_file("stdin", stdin)
             )
         started = time.monotonic()
+        before = self._link.limits.mark()
         token, channel, pipes = self._begin(request, files, timeout)
         with channel:
             streams = [
@@ -211,6 +219,7 @@ class Sandbox:
             duration=time.monotonic() - started,
             timed_out=ended.timed_out,
             truncated=any(stream.dropped for stream in streams),
+            limit=self._link.limits.since(before),
         )
 
     def open_shell(
@@ -354,6 +363,7 @@ class Sandbox:
         started = time.monotonic()
         with self._lock:
             self._refuse_closed()
+            self._refuse_in_memory("snapshot")
             check_count(len(self._layers) + len(self._kept) + 1)
             try:
                 idle = self._link.is_idle()
@@ -408,6 +418,12 @@ class Sandbox:
             whole, options.scratch, options.idmap, options.profile, timeout=options.start_timeout
         )
 
+    def _refuse_in_memory(self, what: str) -> None:
+        if self._link.upper_in_memory:
+            raise InvalidInput(
+                what, "the upper directory of this sandbox is in memory", "use one on disk"
+            )
+
     def _refuse_closed(self) -> None:
         if self._closed:
             raise SandboxDied(self.name, self._closed)
@@ -419,6 +435,7 @@ class Sandbox:
         """
         with self._lock:
             self._refuse_closed()
+            self._refuse_in_memory("seal")
             self._link.end_processes()
             self._closed = "it was sealed"
         return self._link.box / "upper"
@@ -567,7 +584,8 @@ class Sandbox:
             raise SandboxDied(self.name, self._closed or self._why_dead())
 
     def _why_dead(self) -> str:
-        return self._link.last_words() or "its first process was killed"
+        cause = self._link.limits.cause_of_death()
+        return cause or self._link.last_words() or "its first process was killed"
 
 
 def _pipe(fd: int) -> int:

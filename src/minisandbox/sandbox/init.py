@@ -17,10 +17,16 @@ import time
 
 from minisandbox import linux
 from minisandbox.sandbox import command, processes, wire
+from minisandbox.sandbox.limits import rlimits
 
 TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
+
+#: From the server, when the sandbox has exceeded a limit: every process but this one is ended. Root
+#: inside may send it as well, and could end the same processes itself.
+STOP = signal.SIGUSR1
 
 
 #: Seconds that a monitor, which answers before it ends, gets to end. A command's is never alone.
@@ -38,9 +44,10 @@ class _Spare:
 class Init:
     """The state of PID 1."""
 
-    def __init__(self, control: socket.socket, ids: int) -> None:
+    def __init__(self, control: socket.socket, ids: int, limits: dict[str, Any]) -> None:
         self._control = control
         self._ids = ids
+        self._limits = limits
         self._wakeup = processes.ChildWakeup()
         #: Tokens of the requests by the monitors that serve them.
         self._monitors: dict[int, str] = {}
@@ -145,6 +152,8 @@ class Init:
             return pid
         try:
             self._wakeup.close()
+            signal.signal(STOP, signal.SIG_DFL)
+            rlimits.limit_monitor(self._limits)
             fds = request()
             if fds:
                 linux.close_all_but((0, 1, 2, *fds))
@@ -171,7 +180,18 @@ def _serve(fds: list[int], ids: int) -> None:
             wire.send(channel, "failed", linux.describe_exception(error))
 
 
-def serve_inside(control: socket.socket, ids: int) -> None:
-    """Serve until ``control`` closes. ``ids`` is how many ids exist inside."""
+def _end_all(_number: int, _frame: object) -> None:
+    """End every process but this one: in one step, which no fork can outrun (kill(2))."""
+    try:
+        os.kill(-1, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def serve_inside(control: socket.socket, ids: int, limits: dict[str, Any]) -> None:
+    """Serve until ``control`` closes. ``ids`` is how many ids exist inside, ``limits`` what the
+    commands are held to.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    Init(control, ids).serve()
+    signal.signal(STOP, _end_all)
+    Init(control, ids, limits).serve()

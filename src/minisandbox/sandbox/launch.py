@@ -16,6 +16,8 @@ from minisandbox.errors import HostUnsupported, InvalidInput
 from minisandbox.idmap import IdMap
 from minisandbox.sandbox import base, connection, refusals, wire
 from minisandbox.sandbox.connection import Server
+from minisandbox.sandbox.limits.declared import memory_file_systems
+from minisandbox.sandbox.limits.ledger import Ledger
 from minisandbox.sandbox.profile import Profile
 from minisandbox.sandbox.seccomp import notify, policy
 from minisandbox.sandbox.snapshots import Kept
@@ -37,6 +39,8 @@ class Link:
         self.listeners: dict[int, socket.socket] = {}
         self.watcher: Watcher | None = None
         self.unwatched = ""
+        self.limits = Ledger("")
+        self.upper_in_memory = False
         self._last_words = ""
 
     def alive(self) -> bool:
@@ -135,6 +139,7 @@ def launch(
     server = connection.current(timeout)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link = Link(server, server.name(), ours)
+    link.upper_in_memory = profile.upper == "memory"
     if not profile.watch:
         link.unwatched = "the profile does not ask for it"
     elif not spec["filter"]:
@@ -197,6 +202,9 @@ def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile)
         "hostname": profile.hostname,
         "redirect_dir": profile.redirect_dir,
         "listen": list(profile.listen),
+        "limits": profile.limits.identity(),
+        "upper": profile.upper,
+        "sizes": memory_file_systems(profile.limits, upper_in_memory=profile.upper == "memory"),
         "policy": policy.compiled(platform.machine(), nested=profile.nested),
         "filter": notify.report_connections(platform.machine()) if profile.watch else b"",
     }
@@ -219,6 +227,7 @@ def _await_ready(link: Link, timeout: float) -> tuple[int, list[int]]:
         raise HostUnsupported("starting a sandbox", reason, "run `minisandbox doctor`")
     link.control.settimeout(None)
     link.box = Path(fields[1])
+    link.limits = Ledger(fields[1])
     link.init_pid = int(fields[2])
     return int(fields[3]), fds
 

@@ -6,16 +6,21 @@ has changed the test results of another. So a profile has an identity, and recor
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from minisandbox.errors import InvalidInput
+from minisandbox.sandbox.limits.declared import Limits
 from minisandbox.sandbox.seccomp import policy
 
 #: ``none``: a network namespace with nothing but a loopback device. ``host``: the host's network,
 #: with every service on its loopback and every abstract socket; only for trusted code.
 Network = Literal["none", "host"]
+
+#: Where what a sandbox writes is kept: below the scratch directory, or in a memory file system that
+#: is as large as the limit on disk.
+Upper = Literal["disk", "memory"]
 
 #: Raised when the meaning of a profile changes (mounts, capabilities, masks), so that digests
 #: change too. The system calls have a digest of their own.
@@ -67,6 +72,10 @@ class Profile:
 
     ``nested`` lets programs make user namespaces inside, with every capability there, and so reach
     much more of the kernel: for repositories whose tests need it (browsers, container tools).
+
+    ``upper`` in ``memory`` makes the kernel enforce the limits on disk and inodes, and counts what
+    is written as memory, of which it takes half at most. Such a sandbox cannot be sealed, copied or
+    packed. For ordinary users it needs Linux 6.6.
     """
 
     network: Network = "none"
@@ -76,11 +85,17 @@ class Profile:
     listen: tuple[int, ...] = ()
     watch: bool = False
     nested: bool = False
+    limits: Limits = field(default_factory=Limits)
+    upper: Upper = "disk"
 
     def __post_init__(self) -> None:
         if self.network not in ("none", "host"):
             raise InvalidInput(
                 "profile", f"network {self.network!r} is unknown", "use 'none' or 'host'"
+            )
+        if self.upper not in ("disk", "memory"):
+            raise InvalidInput(
+                "profile", f"upper {self.upper!r} is unknown", "use 'disk' or 'memory'"
             )
         label = self.hostname.replace("-", "").replace(".", "")
         if not (label.isascii() and label.isalnum() and len(self.hostname) <= 63):
@@ -116,6 +131,8 @@ class Profile:
             "watch": self.watch,
             "syscalls": policy.digest(nested=self.nested),
             "nested": self.nested,
+            "limits": self.limits.identity(),
+            "upper": self.upper,
         }
 
     def digest(self) -> str:

@@ -19,6 +19,8 @@ _MECHANISMS = {
     "namespaces": "user namespaces",
     "scratch": "the scratch directory",
     "mounts": "mount namespaces",
+    "groups": "control groups for limits",
+    "memory": "an upper directory in memory",
     "overlay": "an overlay of the layers",
     "binds": "bind mounts of host directories",
     "root": "changing the root directory",
@@ -54,6 +56,13 @@ def explain(step: str, number: int, detail: str) -> MiniSandboxError:
     if step == "scratch":
         return HostUnsupported(
             mechanism, detail, "make it writable and free some space there, or choose another one"
+        )
+    if step == "memory" and number in (errno.EOPNOTSUPP, errno.EPERM):
+        return HostUnsupported(
+            mechanism,
+            f"{detail}: memory file systems keep users' extended attributes since Linux 6.6 "
+            f"(here: {platform.release()})",
+            "use a profile whose upper is on disk",
         )
     if step == "overlay":
         return HostUnsupported(mechanism, detail, _overlay_remedy(number, detail))

@@ -15,7 +15,9 @@ class Result:
     ``exit_code`` is what a shell would show: 0..255, 128 + signal for one that was killed, 126/127
     when the program could not be executed or found, and 124 when ``timed_out``. ``duration`` is
     wall time in seconds. ``truncated`` says that a stream was longer than ``max_output``; its
-    middle is then left out, with a line that says how much.
+    middle is then left out, with a line that says how much. ``limit`` names the limit of the
+    sandbox for which something in it was ended while the command ran (``memory``, ``disk``,
+    ``inodes`` or ``processes``), not always a process of this command; it is empty otherwise.
     """
 
     stdout: bytes
@@ -24,6 +26,14 @@ class Result:
     duration: float
     timed_out: bool = False
     truncated: bool = False
+    limit: str = ""
+
+    @property
+    def oom(self) -> bool:
+        """Whether the sandbox ran out of its memory while the command ran, and something was ended
+        for it.
+        """
+        return self.limit == "memory"
 
     @property
     def stdout_text(self) -> str:

@@ -23,11 +23,11 @@ TYPE_CHECKING = False  # the typing module costs every start some milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
-#: Size of the private memory file system; memory is only used when files are written.
-SHM_SIZE = "1g"
 #: Pseudo-terminals of one sandbox. All sandboxes of a machine share 3,072 (kernel.pty.max less
 #: kernel.pty.reserve); without a bound, one of them leaves none to the others.
 MOST_TERMINALS = 64
+#: Holds upper and work directory where they are in memory.
+MEMORY = "memory"
 
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 _DEVICE_LINKS = {
@@ -80,13 +80,30 @@ def unshare_mounts() -> None:
     _step("mounts", linux.unshare, linux.CLONE_NEWNS)
 
 
+def mount_memory(spec: dict[str, Any]) -> None:
+    """Make upper and work directory in a memory file system as large as the limits allow."""
+    os.mkdir(MEMORY, 0o755)
+    options = _room(spec, spec["sizes"]["upper"], "mode=755")
+    linux.mount("tmpfs", MEMORY, "tmpfs", _PLAIN, options)
+    for name in ("upper", "work"):
+        os.mkdir(f"{MEMORY}/{name}", 0o755)
+    if spec["kind"] == "root":
+        for name in ("", "upper", "work"):
+            os.chown(f"{MEMORY}/{name}", spec["uids"][0][1], spec["gids"][0][1])
+    else:
+        # The overlay would mount without them, and lose what says that a directory is opaque.
+        os.setxattr(f"{MEMORY}/upper", "user.overlay.tried", b"")
+        os.removexattr(f"{MEMORY}/upper", "user.overlay.tried")
+
+
 def mount_overlay(spec: dict[str, Any]) -> None:
-    """Mount the layers at ``root``, with ``upper`` and ``work`` beside it."""
+    """Mount the layers at ``root``, with ``upper`` and ``work`` beside it, or in memory."""
     directory = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
     staging = os.open(".", directory)
+    place = f"{MEMORY}/" if spec["upper"] == "memory" else ""
     names: list[int] = []
     try:
-        for path in (*spec["lowers"], "upper", "work", "root"):
+        for path in (*spec["lowers"], f"{place}upper", f"{place}work", "root"):
             names.append(os.open(path, directory))  # noqa: PERF401 - those opened must be closed
         *lowers, upper, work, target = names
         # Relative to /proc/self/fd a layer costs a few bytes, and ':' or ',' in its path cannot
@@ -148,6 +165,8 @@ def stage(spec: dict[str, Any]) -> None:
     one.
     """
     _step("mounts", detach_from_host)
+    if spec["upper"] == "memory":
+        _step("memory", mount_memory, spec)
     _step("overlay", mount_overlay, spec)
     _step("binds", stage_binds, spec)
 
@@ -229,6 +248,16 @@ def _tmpfs(path: str, options: str, flags: int = _PLAIN) -> None:
     linux.mount("tmpfs", _directory(path), "tmpfs", flags, options)
 
 
+def _room(spec: dict[str, Any], size: int, options: str) -> str:
+    """Mount options of a memory file system of ``size`` bytes (0: the kernel's default).
+
+    Inodes are memory that no size counts, and the kernel's default of them is gigabytes.
+    """
+    inodes = spec["limits"]["inodes"]
+    options += f",size={size}" if size else ""
+    return options + (f",nr_inodes={inodes}" if inodes is not None else "")
+
+
 def _move_binds(spec: dict[str, Any]) -> None:
     for number, (_, target, *_) in enumerate(spec["binds"]):
         place = f"bind-{number}"
@@ -278,7 +307,7 @@ def _mount_dev(spec: dict[str, Any]) -> None:
     options = f"newinstance,ptmxmode=0666,mode=620,max={MOST_TERMINALS}{group}"
     linux.mount("devpts", "/dev/pts", "devpts", linux.MS_NOSUID | linux.MS_NOEXEC, options)
     os.mkdir("/dev/shm", 0o755)
-    _tmpfs("/dev/shm", f"mode=1777,size={SHM_SIZE}")
+    _tmpfs("/dev/shm", _room(spec, spec["sizes"]["shm"], "mode=1777"))
     os.mkdir("/dev/mqueue", 0o755)
     try:
         linux.mount("mqueue", "/dev/mqueue", "mqueue", _PLAIN | linux.MS_NOEXEC)

@@ -30,6 +30,7 @@ import sys
 
 from minisandbox import linux
 from minisandbox.sandbox import processes, scratch, starter, wire
+from minisandbox.sandbox.limits.keeper import Keeper
 
 TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
 if TYPE_CHECKING:
@@ -55,6 +56,11 @@ class Box:
         self.waiting: list[socket.socket] = []
         #: Who wants to know that its directory is gone; None while it shall stay.
         self.closing: list[socket.socket] | None = None
+
+    @property
+    def unwanted(self) -> bool:
+        """Whether the client has asked for its end."""
+        return self.closing is not None or bool(self.waiting)
 
     @property
     def alive(self) -> bool:
@@ -86,6 +92,7 @@ class Server:
         #: User namespaces by their maps.
         self._spaces: dict[tuple[object, object], int] = {}
         self._wakeup = processes.ChildWakeup()
+        self._keeper = Keeper(self._fork)
 
     def serve(self) -> None:
         """Until the client is gone and nothing of its sandboxes is left."""
@@ -94,10 +101,11 @@ class Server:
             poller.register(fd, select.POLLIN)
         leaving = False
         while not leaving or self._children or self._boxes:
-            ready = {fd for fd, _ in poller.poll()}
+            ready = {fd for fd, _ in poller.poll(self._keeper.wait())}
             if self._wakeup.fileno() in ready:
                 self._wakeup.clear()
                 self._collect()
+            self._keeper.look()
             if leaving or not {self._requests.fileno(), self._client} & ready:
                 continue
             if self._client in ready or not self._handle():
@@ -106,6 +114,7 @@ class Server:
                 poller.unregister(self._client)
                 for name in list(self._boxes):
                     self._close(name, None)
+        self._keeper.close()
 
     def _collect(self) -> None:
         # One at a time: what is done for one child may signal the next, which must not be collected
@@ -152,6 +161,7 @@ class Server:
             try:
                 box = self._make(spec, name)
                 space = self._space(spec)
+                spec = self._keeper.admit(name, spec, box.path)
 
                 def child() -> None:
                     keep = (0, 1, 2, control.fileno(), theirs.fileno(), space)
@@ -234,11 +244,12 @@ class Server:
         elif pid:
             box.init = pid
             self._children[box.init] = lambda code: self._init_ended(box, code)
-            if box.closing is not None or box.waiting:
+            if box.unwanted:
                 box.kill()
             else:
                 # It then makes sure that this end is open: so it stays while PID 1 lives.
                 _send(box.link, word)
+                self._keeper.began(box.name, box.init)
         if not box.alive:
             self._ended(box)
 
@@ -267,6 +278,7 @@ class Server:
 
     def _ended(self, box: Box) -> None:
         """All its processes are gone: the kernel lets PID 1 go after everything below it."""
+        self._keeper.ended(box.name, killed=box.code == -signal.SIGKILL and not box.unwanted)
         if box.link is not None:
             box.link.close()
             box.link = None

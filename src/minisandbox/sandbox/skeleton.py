@@ -30,7 +30,10 @@ _DIRECTORIES = {
     "root": 0o700,
     "run": 0o755,
     "srv": 0o755,
-    "sys": 0o555,
+    "sys": 0o755,
+    "sys/devices": 0o755,
+    "sys/devices/system": 0o755,
+    "sys/devices/system/cpu": 0o755,
     "tmp": 0o1777,
     "usr": 0o755,
     "var": 0o755,
@@ -144,7 +147,7 @@ def stamp() -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def entries(hostname: str, *, host_network: bool) -> list[Entry]:
+def entries(hostname: str, *, host_network: bool, cpus: int) -> list[Entry]:
     """All entries of the skeleton but the links for merged /usr, parents before children."""
     found: list[Entry] = [(name, mode, None) for name, mode in _DIRECTORIES.items()]
     made = set(_DIRECTORIES)
@@ -164,6 +167,11 @@ def entries(hostname: str, *, host_network: bool) -> list[Entry]:
         "inputrc": "set enable-bracketed-paste off\n",
     }
     found.extend((f"etc/{name}", 0o644, text.encode()) for name, text in sorted(texts.items()))
+    # Where the C library looks for the number of processors before it asks for the affinity.
+    # Without it, it counts those of the host in /proc/stat (glibc, get_nprocs(3)).
+    numbers = f"0-{cpus - 1}\n" if cpus > 1 else "0\n"
+    names = ("online", "possible", "present")
+    found.extend((f"sys/devices/system/cpu/{name}", 0o444, numbers.encode()) for name in names)
     found.append(("etc/shadow", 0o640, shadow.encode()))
     found.append(("etc/mtab", 0o777, "../proc/self/mounts"))
     found.append(("var/run", 0o777, "../run"))

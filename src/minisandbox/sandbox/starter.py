@@ -16,6 +16,7 @@ import socket
 
 from minisandbox import linux, removal
 from minisandbox.sandbox import init, rootfs, scratch, wire
+from minisandbox.sandbox.limits import cgroups, rlimits
 
 TYPE_CHECKING = False  # the typing module costs every start some milliseconds
 if TYPE_CHECKING:
@@ -83,6 +84,12 @@ def _start(
     spec: dict[str, Any], space: int, box: str, control: socket.socket, link: socket.socket
 ) -> None:
     root = spec["kind"] == "root"
+    try:
+        # First of all: PID 1 and what is staged are born in the groups, and from within the
+        # namespaces they cannot be entered.
+        cgroups.enter(spec["groups"])
+    except OSError as error:
+        raise rootfs.Refused("groups", error) from error
     try:
         os.chdir(box)
         for name in ("upper", "work", "root"):
@@ -201,6 +208,8 @@ def _become_init(
             # prlimit(2) asks for no capability where all ids are the caller's: root inside could
             # leave this process and its monitors, which inherit it, without descriptors or time.
             os.setresgid(-1, -1, _NOBODYS_GROUP)
+        rlimits.limit_init(spec["limits"])
+        os.sched_setaffinity(0, spec["processors"])
         linux.limit_capabilities(_CAPABILITIES)
         linux.forbid_new_privileges()
         try:
@@ -210,7 +219,7 @@ def _become_init(
             return
         _report_ready(spec, box, control, listening, int.from_bytes(word, "little"))
         gc.freeze()  # monitors are forks: what is never collected stays shared
-        init.serve_inside(control, spec["ids"])
+        init.serve_inside(control, spec["ids"], spec["limits"])
         code = 0
     except BaseException as error:  # noqa: BLE001 - the process ends here
         wire.send(control, "failed", linux.describe_exception(error))
