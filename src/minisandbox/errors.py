@@ -60,6 +60,15 @@ class SandboxDied(MiniSandboxError):
         super().__init__(f"sandbox {name} is gone: {reason}; materialize the instance again")
 
 
+class SessionDied(MiniSandboxError):
+    """The shell of a session is gone; its sandbox goes on."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(f"a session in sandbox {name} is over: {reason}; reopen it")
+
+
 class SandboxFileError(MiniSandboxError):
     """A file operation inside a sandbox failed; ``errno`` is the kernel's."""
 

@@ -7,8 +7,10 @@ instances.
 
 from minisandbox.sandbox.client import Sandbox
 from minisandbox.sandbox.limits.declared import Limits
+from minisandbox.sandbox.popen import Process
 from minisandbox.sandbox.profile import Bind, Network, Profile
 from minisandbox.sandbox.result import Result
+from minisandbox.sandbox.session import Session, SessionResult
 from minisandbox.sandbox.snapshots import Reset, Snapshot
 from minisandbox.sandbox.watching import Attempt
 
@@ -17,9 +19,12 @@ __all__ = [
     "Bind",
     "Limits",
     "Network",
+    "Process",
     "Profile",
     "Reset",
     "Result",
     "Sandbox",
+    "Session",
+    "SessionResult",
     "Snapshot",
 ]

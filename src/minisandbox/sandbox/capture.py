@@ -5,27 +5,38 @@ from __future__ import annotations
 import array
 import fcntl
 import os
-import select
 import socket
 import termios
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
 
+from minisandbox.errors import InvalidInput
 from minisandbox.sandbox import wire
+from minisandbox.sandbox.steps import Cancelled, Steps, Wait
 
 _CHUNK = 1 << 18
-#: Seconds: poll(2) counts milliseconds in an int, which 25 days overflow.
-LONGEST_WAIT = 86_400.0
 #: Seconds a monitor gets to end a tree before PID 1 does it (a command can stop its monitor).
 KILL_PATIENCE = 15.0
 
 
 class Stream:
-    """The beginning and the end of a stream, at most ``limit`` bytes in all."""
+    """The beginning and the end of a stream, at most ``limit`` bytes in all; all of it in
+    ``whole``.
+    """
 
-    def __init__(self, limit: int, watch: Callable[[bytes], None] | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        watch: Callable[[bytes], None] | None = None,
+        whole: BinaryIO | None = None,
+    ) -> None:
         self._watch = watch
+        self._whole = whole
         self._head_room = limit - limit // 2
         self._tail_limit = limit // 2
         self._head = bytearray()
@@ -35,8 +46,12 @@ class Stream:
 
     def add(self, data: bytes) -> None:
         """Append ``data``; what falls out of the middle is counted."""
-        if self._watch is not None and data:
+        if not data:
+            return
+        if self._watch is not None:
             self._watch(data)
+        if self._whole is not None:
+            self._whole.write(data)
         if self._head_room:
             self._head += data[: self._head_room]
             taken = min(len(data), self._head_room)
@@ -64,48 +79,81 @@ class Stream:
 
 
 class Ended:
-    """How a request ended: ``exit`` with a code, ``error`` with its fields, or None if the monitor
-    died.
+    """How a request ended: the monitor's last packet, or no fields if it died or kept silent.
+
+    ``cancelled`` says that the caller is to be told by :class:`Cancelled`.
     """
 
-    def __init__(self, fields: list[str], *, timed_out: bool) -> None:
+    def __init__(self, fields: list[str], *, timed_out: bool, cancelled: bool) -> None:
         self.fields = fields
         self.timed_out = timed_out
+        self.cancelled = cancelled
+
+
+@contextmanager
+def open_streams(
+    *,
+    merged: bool,
+    limit: int,
+    watch: Callable[[str, bytes], None] | None,
+    stdout_file: Path | None,
+    stderr_file: Path | None,
+) -> Generator[list[Stream], None, None]:
+    """The streams of one command; raises ``OSError`` for a file that cannot be written."""
+    if merged and stderr_file is not None:
+        raise InvalidInput(
+            "stderr_file", "has no stream with merge_stderr", "both are in stdout_file"
+        )
+    files = {"stdout": stdout_file} if merged else {"stdout": stdout_file, "stderr": stderr_file}
+    with ExitStack() as stack:
+        yield [
+            Stream(
+                limit,
+                partial(watch, name) if watch is not None else None,
+                stack.enter_context(open(path, "wb")) if path is not None else None,
+            )
+            for name, path in files.items()
+        ]
 
 
 def collect(
-    channel: socket.socket, pipes: list[int], streams: list[Stream], deadline: float | None
-) -> Ended:
+    channel: socket.socket,
+    pipes: list[int],
+    streams: list[Stream],
+    deadline: float | None,
+    stop: tuple[str, ...] = ("kill",),
+) -> Steps[Ended]:
     """Read until the monitor reports the end; closes ``pipes``.
 
-    When ``deadline`` (monotonic) passes, the monitor is told to end the command's whole tree. A
-    monitor that does not answer even that is given up after ``KILL_PATIENCE`` seconds: the fields
-    are then empty.
+    When ``deadline`` (monotonic) passes, or the caller cancels, the monitor is sent ``stop``, upon
+    which it ends the command's whole tree. A monitor that does not answer even that is given up
+    after ``KILL_PATIENCE`` seconds: the fields are then empty.
     """
-    poller = select.poll()  # not select(): descriptors may be above 1023
-    poller.register(channel, select.POLLIN)
     by_fd = dict(zip(pipes, streams, strict=True))
     for fd in pipes:
         os.set_blocking(fd, False)
-        poller.register(fd, select.POLLIN)
-    timed_out = False
+    timed_out, cancelled = False, False
     try:
         while True:
-            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = {fd for fd, _ in poller.poll(None if wait is None else _milliseconds(wait))}
+            try:
+                ready = yield Wait((channel.fileno(), *by_fd), deadline)
+            except Cancelled:
+                if cancelled:
+                    raise
+                cancelled, ready = True, set[int]()
+                deadline = deadline if timed_out else 0.0
             if channel.fileno() in ready:
                 fields, _ = wire.receive(channel)
                 for fd, stream in by_fd.items():
                     _read_what_is_there(fd, stream)
-                return Ended(fields, timed_out=timed_out)
+                return Ended(fields, timed_out=timed_out, cancelled=cancelled)
             if deadline is not None and time.monotonic() >= deadline:
                 if timed_out:
-                    return Ended([], timed_out=True)
+                    return Ended([], timed_out=True, cancelled=cancelled)
                 timed_out, deadline = True, time.monotonic() + KILL_PATIENCE
-                _tell_to_kill(channel)
+                _tell(channel, stop)
             for fd in ready:
                 if not _read_once(fd, by_fd[fd]):
-                    poller.unregister(fd)
                     os.close(fd)
                     del by_fd[fd]
     finally:
@@ -113,13 +161,9 @@ def collect(
             os.close(fd)
 
 
-def _milliseconds(seconds: float) -> float:
-    return min(seconds, LONGEST_WAIT) * 1000
-
-
-def _tell_to_kill(channel: socket.socket) -> None:
+def _tell(channel: socket.socket, packet: tuple[str, ...]) -> None:
     try:
-        wire.send(channel, "kill")
+        wire.send(channel, *packet)
     except OSError:
         pass  # it ended this moment; its last packet is still to be read
 

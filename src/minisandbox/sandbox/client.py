@@ -7,29 +7,28 @@ are never confused.
 
 from __future__ import annotations
 
-import errno
-import itertools
 import os
-import posixpath
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Literal
 
 from minisandbox.errors import InvalidInput, SandboxDied, SandboxFileError
 from minisandbox.idmap import IdMap, current
 from minisandbox.sandbox import capture, terminal, trees, wire
 from minisandbox.sandbox.launch import Link, check_count, launch
+from minisandbox.sandbox.popen import Process
 from minisandbox.sandbox.profile import Profile
+from minisandbox.sandbox.requests import EXIT_KILLED, Requests, check_timeout
 from minisandbox.sandbox.result import EXIT_TIMED_OUT, Result
+from minisandbox.sandbox.session import Session
 from minisandbox.sandbox.snapshots import Kept, Reset, Snapshot, SnapshotWay
+from minisandbox.sandbox.steps import Cancelled, Steps, blocking, finish
 from minisandbox.sandbox.watching import Attempt
 
 DEFAULT_ENV: Mapping[str, str] = {
@@ -40,10 +39,7 @@ DEFAULT_ENV: Mapping[str, str] = {
     "GIT_PAGER": "cat",
     "TERM": "dumb",
 }
-_EXIT_KILLED = 128 + 9
 _MIB = 1 << 20
-#: How often a command is given to another monitor because the first was killed before it began.
-_MOST_BEGINNINGS = 5
 
 
 @dataclass(frozen=True)
@@ -72,19 +68,17 @@ class Sandbox:
         self._options = options
         self._env = dict(env)
         self._cwd = cwd
-        self._numbers = itertools.count()
-        # Held while a request is sent and while PID 1 is replaced; not while a command runs.
         self._lock = threading.Lock()
-        self._closed = ""
+        self._requests = Requests(self._env, cwd, self._lock)
         #: What snapshots left of this sandbox's changes, oldest first.
         self._kept = tuple(part.retain() for part in kept)
         try:
-            self._link = self._launch()
+            self._requests.link = self._launch()
         except BaseException:
             for part in self._kept:
                 part.release()
             raise
-        self.name = name or self._link.box.name
+        self.name = self._requests.name = name or self._link.box.name
 
     @classmethod
     def start(
@@ -112,7 +106,7 @@ class Sandbox:
     @property
     def alive(self) -> bool:
         """Whether commands can be run now."""
-        return not self._closed and self._link.alive()
+        return self._requests.alive
 
     @property
     def pid(self) -> int:
@@ -163,6 +157,7 @@ class Sandbox:
     ) -> None:
         self.close()
 
+    @blocking
     def run(
         self,
         command: str | Sequence[str],
@@ -175,7 +170,9 @@ class Sandbox:
         max_output: int = 16 * _MIB,
         merge_stderr: bool = False,
         on_output: Callable[[str, bytes], None] | None = None,
-    ) -> Result:
+        stdout_file: Path | None = None,
+        stderr_file: Path | None = None,
+    ) -> Steps[Result]:
         """Run ``command`` and return when it has ended, or ``timeout`` seconds have passed.
 
         A string is a bash script of any size (sh where there is no bash), a sequence is a program
@@ -184,33 +181,36 @@ class Sandbox:
         background live on, and what they print later is dropped. A timeout ends the command's whole
         tree, background processes and daemons included, and keeps the output so far. Standard input
         is /dev/null unless given, as bytes or as the descriptor of a pipe. Of each stream
-        ``max_output`` bytes are kept, its beginning and its end. ``on_output`` is called in this
-        thread with ``"stdout"`` or ``"stderr"`` and every piece as it comes. Raises ``SandboxDied``
-        when the sandbox is gone, ``SandboxFileError`` when ``user`` is unknown, ``InvalidInput``
-        for what cannot be run at all.
+        ``max_output`` bytes are kept, its beginning and its end; all of it goes to ``stdout_file``
+        and ``stderr_file``, files of the host, where they are given. ``on_output`` is called in
+        this thread with ``"stdout"`` or ``"stderr"`` and every piece as it comes. Raises
+        ``SandboxDied`` when the sandbox is gone, ``SandboxFileError`` when ``user`` is unknown,
+        ``InvalidInput`` for what cannot be run at all, and ``OSError`` where a file of the host
+        cannot be written.
         """
-        if timeout is not None and not timeout >= 0:  # NaN is not either
-            raise InvalidInput(
-                "timeout", f"is {timeout}", "give seconds from 0 on, or None to wait for the end"
+        check_timeout(timeout)
+        with capture.open_streams(
+            merged=merge_stderr,
+            limit=max_output,
+            watch=on_output,
+            stdout_file=stdout_file,
+            stderr_file=stderr_file,
+        ) as streams:
+            request, files = self._requests.command(
+                command, stdin=stdin, env=env, cwd=cwd, user=user
             )
-        request, files = self._command(command, env, cwd, user)
-        request["merge"] = merge_stderr
-        if stdin is not None:
-            request["stdin"] = len(files)
-            files.append(
-                _pipe(stdin) if isinstance(stdin, int) else wire.memory_file("stdin", stdin)
+            request["merge"] = merge_stderr
+            started = time.monotonic()
+            before = self._link.limits.mark()
+            token, channel, _, pipes = yield from self._requests.begin(
+                request, files, timeout=timeout
             )
-        started = time.monotonic()
-        before = self._link.limits.mark()
-        token, channel, pipes = self._begin(request, files, timeout)
-        with channel:
-            streams = [
-                capture.Stream(max_output, partial(on_output, name) if on_output else None)
-                for name, _ in zip(("stdout", "stderr"), pipes, strict=False)
-            ]
-            deadline = None if timeout is None else started + timeout
-            ended = capture.collect(channel, pipes, streams, deadline)
+            with channel:
+                deadline = None if timeout is None else started + timeout
+                ended = yield from capture.collect(channel, pipes, streams, deadline)
         code = self._exit_code(ended, token)
+        if ended.cancelled:
+            raise Cancelled
         outputs = [stream.content() for stream in streams]
         return Result(
             stdout=outputs[0],
@@ -221,6 +221,65 @@ class Sandbox:
             truncated=any(stream.dropped for stream in streams),
             limit=self._link.limits.since(before),
         )
+
+    @blocking
+    def popen(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: bytes | int | Literal["pipe"] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | int | None = None,
+        merge_stderr: bool = False,
+        pty: bool = False,
+        size: tuple[int, int] = (24, 80),
+    ) -> Steps[Process]:
+        """Start ``command``, as :meth:`run` would, and return while it runs.
+
+        It ends with the sandbox at the latest; :meth:`Process.close`, or the end of a ``with``,
+        ends it and its tree before. With ``stdin="pipe"`` its ``stdin`` can be written to. With
+        ``pty`` it runs on a terminal of its own, of ``size`` rows and columns: ``stdin`` is the
+        keyboard, ``stdout`` the screen. Raises what :meth:`run` does.
+        """
+        if pty and stdin is not None:
+            raise InvalidInput("stdin", "is the keyboard with pty", "write to the process's stdin")
+        piped = stdin == "pipe"
+        request, files = self._requests.command(
+            command, stdin=None if isinstance(stdin, str) else stdin, env=env, cwd=cwd, user=user
+        )
+        request.update(operation="serve", merge=merge_stderr, open_stdin=piped, pty=pty, size=size)
+        token, channel, _, fds = yield from self._requests.begin(request, files)
+        try:
+            fields, _ = yield from self._requests.reply(channel, "started", "exit", or_nothing=True)
+        except BaseException:
+            channel.close()
+            for fd in fds:
+                os.close(fd)
+            raise
+        keyboard = fds.pop(0) if piped or pty else None
+        process = Process(self._requests, token, channel, keyboard, fds)
+        process.note(fields)
+        return process
+
+    @blocking
+    def session(
+        self,
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | int | None = None,
+    ) -> Steps[Session]:
+        """Open a bash that keeps its state from one command to the next; any number may be open.
+
+        It ends with the sandbox at the latest. Raises ``SandboxFileError`` where the sandbox has
+        no bash or no directory ``cwd``, and else what :meth:`run` does.
+        """
+        request, _ = self._requests.command(["bash"], env=env, cwd=cwd, user=user)
+        request["operation"] = "session"
+        session = Session(self._requests, request)
+        yield from session.open()
+        return session
 
     def open_shell(
         self,
@@ -236,14 +295,14 @@ class Sandbox:
         """
         shell = argv or ["/bin/sh", "-c", "exec bash -i || exec sh -i"]
         term = {"TERM": os.environ.get("TERM", "xterm"), **(env or {})}
-        request, files = self._command(list(shell), term, cwd, None)
+        request, files = self._requests.command(list(shell), env=term, cwd=cwd, user=None)
         request["pty"], request["size"] = True, terminal.size()
-        _, channel, (master,) = self._begin(request, files, None)
+        _, channel, _, (master,) = finish(self._requests.begin(request, files))
         with channel:
             fields = terminal.relay(master, channel)
         if not fields:
-            self._raise_if_dead()
-            return _EXIT_KILLED
+            self._requests.raise_if_dead()
+            return EXIT_KILLED
         return int(fields[1])
 
     def read_file(
@@ -255,10 +314,10 @@ class Sandbox:
         With ``user`` the permissions of that user decide, mode bits included: root's too, without
         the capabilities that pass over them.
         """
-        request = {"operation": "read", "path": self._absolute(path), "user": user}
-        _, channel = self._request(request, [])
+        request = {"operation": "read", "path": self._requests.absolute(path), "user": user}
+        _, channel = self._requests.send(request, [])
         with channel:
-            _, (fd,) = self._reply(channel, "file", None)
+            _, (fd,) = self._answer(channel, "file")
             with open(fd, "rb") as file:
                 data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
@@ -275,10 +334,15 @@ class Sandbox:
         is there is written as a program would: not in one step, and it keeps its mode and owner.
         """
         content = data.encode("utf-8") if isinstance(data, str) else data
-        request = {"operation": "write", "path": self._absolute(path), "mode": mode, "user": user}
-        _, channel = self._request(request, [wire.memory_file("data", content)])
+        request = {
+            "operation": "write",
+            "path": self._requests.absolute(path),
+            "mode": mode,
+            "user": user,
+        }
+        _, channel = self._requests.send(request, [wire.memory_file("data", content)])
         with channel:
-            self._reply(channel, "done", None)
+            self._answer(channel, "done")
 
     def upload(self, local: Path, remote: str) -> None:
         """Copy a file or directory of the host to ``remote``, merging into a directory that is
@@ -288,9 +352,9 @@ class Sandbox:
         for what cannot be read on the host.
         """
         read_end, write_end = os.pipe()
-        request = {"operation": "upload", "path": self._absolute(remote)}
+        request = {"operation": "upload", "path": self._requests.absolute(remote)}
         try:
-            _, channel = self._request(request, [read_end])
+            _, channel = self._requests.send(request, [read_end])
         except BaseException:
             os.close(write_end)
             raise
@@ -301,7 +365,7 @@ class Sandbox:
                 pass  # the other side has stopped reading; it says why
             finally:
                 os.close(write_end)
-            self._reply(channel, "done", None)
+            self._answer(channel, "done")
 
     def download(self, remote: str, local: Path) -> None:
         """Copy a file or directory of the sandbox to ``local``, merging into a directory that is
@@ -311,9 +375,9 @@ class Sandbox:
         ``local`` is written, whatever the sandbox sends.
         """
         read_end, write_end = os.pipe()
-        request = {"operation": "download", "path": self._absolute(remote)}
+        request = {"operation": "download", "path": self._requests.absolute(remote)}
         with open(read_end, "rb", buffering=_MIB) as stream:
-            _, channel = self._request(request, [write_end])
+            _, channel = self._requests.send(request, [write_end])
             with channel:
                 receiver = trees.Receiver(os.fspath(local), mode_mask=0o777)
                 try:
@@ -321,11 +385,11 @@ class Sandbox:
                 except OSError as error:
                     if error.errno != trees.CUT:
                         raise
-                    self._reply(channel, "done", None)  # raises the reason for which it was cut
+                    self._answer(channel, "done")  # raises the reason for which it was cut
                     raise
                 finally:
                     receiver.close()
-                self._reply(channel, "done", None)
+                self._answer(channel, "done")
 
     def reset(self) -> Reset:
         """Drop everything that was done in it, processes included, and begin anew on its layers.
@@ -336,14 +400,15 @@ class Sandbox:
         """
         started = time.monotonic()
         with self._lock:
-            self._refuse_closed()
+            self._requests.refuse_closed()
             kept, self._kept = self._kept, ()
             try:
                 link = self._launch()
             except BaseException:
                 self._kept = kept
                 raise
-            old, self._link = self._link, link
+            old, self._requests.link = self._link, link
+            self._requests.forget_all("the sandbox was reset")
             try:
                 old.drop()
             except OSError:
@@ -362,13 +427,13 @@ class Sandbox:
         """
         started = time.monotonic()
         with self._lock:
-            self._refuse_closed()
+            self._requests.refuse_closed()
             self._refuse_in_memory("snapshot")
             check_count(len(self._layers) + len(self._kept) + 1)
             try:
                 idle = self._link.is_idle()
             except OSError as error:
-                raise SandboxDied(self.name, self._why_dead()) from error
+                raise SandboxDied(self.name, self._requests.why_dead()) from error
             if idle:
                 self._seal_upper()
                 return self._snapshot(self._kept, "sealed", started)
@@ -399,17 +464,21 @@ class Sandbox:
     def _seal_upper(self) -> None:
         try:
             self._kept = (*self._kept, self._link.keep().retain())
-            self._link = self._launch()
+            self._requests.link = self._launch()
         except BaseException as error:
-            self._closed = f"it could not go on after a snapshot: {error}"
+            self._requests.closed = f"it could not go on after a snapshot: {error}"
             raise
 
     @contextmanager
     def _frozen(self) -> Generator[None, None, None]:
-        _, channel = self._send({"operation": "freeze"}, [])
+        _, channel = self._requests.send_locked({"operation": "freeze"}, [])
         with channel:
-            self._reply(channel, "frozen", None)
+            self._answer(channel, "frozen")
             yield
+
+    @property
+    def _link(self) -> Link:
+        return self._requests.link
 
     def _launch(self) -> Link:
         whole = (*self._layers, *(part.upper for part in self._kept))
@@ -424,172 +493,41 @@ class Sandbox:
                 what, "the upper directory of this sandbox is in memory", "use one on disk"
             )
 
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise SandboxDied(self.name, self._closed)
-
     def seal(self) -> Path:
         """End every process and return the upper directory, which stays until :meth:`close`.
 
         Its files have the ids of the sandbox's map; read it with ``idmap.call_mapped``.
         """
         with self._lock:
-            self._refuse_closed()
+            self._requests.refuse_closed()
             self._refuse_in_memory("seal")
             self._link.end_processes()
-            self._closed = "it was sealed"
+            self._requests.closed = "it was sealed"
+            self._requests.forget_all("the sandbox was sealed")
         return self._link.box / "upper"
 
     def close(self) -> None:
         """End every process and remove the scratch directory; harmless when done already."""
         with self._lock:
-            if self._closed == "it was closed":
+            if self._requests.closed == "it was closed":
                 return
-            self._closed = "it was closed"
+            self._requests.closed = "it was closed"
             try:
                 self._link.close()
             except OSError:
                 pass  # its server was killed: the next start in this scratch directory cleans up
+            self._requests.forget_all("the sandbox was closed")
             kept, self._kept = self._kept, ()
         for part in kept:
             part.release()
 
-    def _absolute(self, path: str) -> str:
-        if "\0" in path:
-            raise InvalidInput("path", f"{path!r} holds a NUL byte")
-        return posixpath.join(self._cwd, path)
-
-    def _command(
-        self,
-        command: str | Sequence[str],
-        env: Mapping[str, str] | None,
-        cwd: str | None,
-        user: str | int | None,
-    ) -> tuple[dict[str, Any], list[int]]:
-        argv = [] if isinstance(command, str) else list(command)
-        whole = {**self._env, **(env or {})}
-        if user not in (None, 0, "0", "root") and "HOME" not in (env or {}):
-            del whole["HOME"]  # root's; the account's own is set inside
-        if not isinstance(command, str) and not argv:
-            raise InvalidInput("command", "the sequence is empty")
-        texts = [command] if isinstance(command, str) else argv
-        for text in (*texts, *whole, *whole.values()):
-            if "\0" in text:
-                raise InvalidInput("command", "arguments and environment cannot hold NUL bytes")
-        files: list[int] = []
-        if isinstance(command, str):
-            files.append(wire.memory_file("script", command.encode("utf-8", "surrogateescape")))
-        request: dict[str, Any] = {
-            "operation": "run",
-            "argv": argv,
-            "script": len(files) - 1,
-            "stdin": -1,
-            "env": whole,
-            "cwd": posixpath.join(self._cwd, cwd or ""),
-            "user": user,
-            "merge": False,
-            "pty": False,
-        }
-        return request, files
-
-    def _begin(
-        self, request: dict[str, Any], files: list[int], timeout: float | None
-    ) -> tuple[str, socket.socket, list[int]]:
-        """Have a command started; its token, its channel, and the client's ends of its streams.
-
-        ``files`` are closed here in any case.
-        """
-        try:
-            for _ in range(_MOST_BEGINNINGS):
-                token, channel = self._request(request, [os.dup(fd) for fd in files])
-                try:
-                    fields, fds = self._reply(channel, "streams", timeout)
-                except BaseException:
-                    channel.close()
-                    raise
-                if fields:
-                    return token, channel, fds
-                # Something inside kills all it sees, and met a monitor that had not yet begun.
-                channel.close()
-        finally:
-            for fd in files:
-                os.close(fd)
-        raise SandboxFileError("start", "a command", errno.EINTR, "its process inside was killed")
-
-    def _request(self, request: dict[str, Any], files: list[int]) -> tuple[str, socket.socket]:
-        """Send a request and return its channel; ``files`` are closed here in any case."""
-        with self._lock:
-            return self._send(request, files)
-
-    def _send(self, request: dict[str, Any], files: list[int]) -> tuple[str, socket.socket]:
-        token = str(next(self._numbers))
-        try:
-            self._refuse_closed()
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            try:
-                body = wire.memory_file("request", wire.pack(request))
-                with theirs:
-                    try:
-                        fds = [theirs.fileno(), body, *files]
-                        wire.send(self._link.control, "start", token, fds=fds)
-                    finally:
-                        os.close(body)
-            except BaseException:
-                ours.close()
-                raise
-            return token, ours
-        except (BrokenPipeError, ConnectionError) as error:
-            raise SandboxDied(self.name, self._why_dead()) from error
-        finally:
-            for fd in files:
-                os.close(fd)
-
-    def _reply(
-        self, channel: socket.socket, expected: str, timeout: float | None
-    ) -> tuple[list[str], list[int]]:
-        # Only a stopped monitor can keep silent here, and then only a caller who set a limit wants
-        # to know.
-        limit = None if timeout is None else timeout + capture.KILL_PATIENCE
-        channel.settimeout(None if limit is None else min(limit, capture.LONGEST_WAIT))
-        fields, fds = wire.receive(channel)
-        channel.settimeout(None)
-        if fields[:1] == [expected]:
-            return fields, fds
-        for fd in fds:
-            os.close(fd)
-        if fields[:1] == ["error"]:
-            number = int(fields[1])
-            raise SandboxFileError(fields[2], fields[3], number, os.strerror(number))
-        self._raise_if_dead()
-        if expected == "streams" and not fields:
-            return [], []
-        reason = " ".join(fields[1:]) or "its process in the sandbox was killed"
-        raise SandboxFileError("finish", "a request", errno.EINTR, reason)
+    def _answer(self, channel: socket.socket, expected: str) -> tuple[list[str], list[int]]:
+        return finish(self._requests.reply(channel, expected))
 
     def _exit_code(self, ended: capture.Ended, token: str) -> int:
         if ended.timed_out:
             if not ended.fields:
-                try:
-                    wire.send(self._link.control, "kill", token)
-                except OSError:
-                    self._raise_if_dead()
+                self._requests.kill(token)
+                self._requests.raise_if_dead()
             return EXIT_TIMED_OUT
-        if not ended.fields:
-            self._raise_if_dead()
-            return _EXIT_KILLED  # the command killed everything it could see, its monitor included
-        return int(ended.fields[1])
-
-    def _raise_if_dead(self) -> None:
-        if not self.alive:
-            raise SandboxDied(self.name, self._closed or self._why_dead())
-
-    def _why_dead(self) -> str:
-        cause = self._link.limits.cause_of_death()
-        return cause or self._link.last_words() or "its first process was killed"
-
-
-def _pipe(fd: int) -> int:
-    # A file or directory of the host would be a way out: /proc/self/fd/0 can be opened for writing.
-    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-        raise InvalidInput("stdin", f"descriptor {fd} is no pipe", "copy it through one")
-    return os.dup(fd)
+        return self._requests.exit_code(ended.fields)

@@ -15,21 +15,20 @@ import select
 import socket
 
 from minisandbox import linux
-from minisandbox.sandbox import accounts, freezing, processes, spawning, transfer, wire
+from minisandbox.sandbox import (
+    answers,
+    freezing,
+    processes,
+    service,
+    shell,
+    spawning,
+    transfer,
+    wire,
+)
 
 TYPE_CHECKING = False  # the typing module costs every start some milliseconds
 if TYPE_CHECKING:
     from typing import Any
-
-
-class Refusal(Exception):
-    """A request that cannot be done; goes to the client as errno, operation and path."""
-
-    def __init__(self, number: int, operation: str, path: str) -> None:
-        self.number = number
-        self.operation = operation
-        self.path = path
-        super().__init__(operation)
 
 
 def serve_request(fds: list[int], ids: int) -> None:
@@ -42,29 +41,23 @@ def serve_request(fds: list[int], ids: int) -> None:
                 _run(request, channel, fds[2:], ids)
             elif request["operation"] == "freeze":
                 freezing.serve(channel)
+            elif request["operation"] == "serve":
+                service.serve(request, channel, fds[2:], ids)
+            elif request["operation"] == "session":
+                shell.serve(request, channel, fds[2:], ids)
             else:
                 transfer.serve(request, channel, fds[2:], ids)
-        except Refusal as refusal:
-            _answer(channel, "error", str(refusal.number), refusal.operation, refusal.path)
+        except answers.Refusal as refusal:
+            answers.answer(channel, "error", str(refusal.number), refusal.operation, refusal.path)
         except OSError as error:
             name = os.fsdecode(error.filename) if error.filename is not None else ""
-            _answer(channel, "error", str(error.errno or errno.EIO), request["operation"], name)
-
-
-def _answer(channel: socket.socket, kind: str, *fields: str) -> None:
-    try:
-        wire.send(channel, kind, *fields)
-    except OSError:
-        pass  # the client is gone; nobody is left to be told
+            answers.answer(
+                channel, "error", str(error.errno or errno.EIO), request["operation"], name
+            )
 
 
 def _run(request: dict[str, Any], channel: socket.socket, files: list[int], ids: int) -> None:
-    account = accounts.find(request["user"])
-    if ids == 1 and account.uid != 0:
-        raise Refusal(
-            errno.EINVAL, "run as another user with a single-id map", str(request["user"])
-        )
-    request["env"].setdefault("HOME", account.home)
+    account = answers.settle_account(request, ids)
     at: int = request["stdin"]
     stdin = files[at] if at >= 0 else os.open("/dev/null", os.O_RDONLY)
     linux.become_subreaper()
@@ -82,7 +75,7 @@ def _run(request: dict[str, Any], channel: socket.socket, files: list[int], ids:
     if pid > 0:
         _watch(pid, channel, wakeup, ours)
     else:
-        _answer(channel, "exit", str(-pid))
+        answers.answer(channel, "exit", str(-pid))
 
 
 def _pipes(request: dict[str, Any], stdin: int, uid: int) -> tuple[list[int], tuple[int, int, int]]:
@@ -116,12 +109,12 @@ def _watch(
         for ended, code in processes.reap():
             if ended == pid:
                 running = False
-                _answer(channel, "exit", str(code if code >= 0 else 128 - code))
+                answers.answer(channel, "exit", answers.exit_code(code))
         if listening and channel.fileno() in ready:
             fields, _ = wire.receive(channel)
             if running:  # "kill", or the client is gone
                 processes.end_descendants()
-                _answer(channel, "exit", str(128 + 9))
+                answers.answer(channel, "exit", str(128 + 9))
                 return
             if not fields:
                 listening = False

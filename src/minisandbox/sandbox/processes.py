@@ -6,6 +6,10 @@ import os
 import signal
 import time
 
+TYPE_CHECKING = False  # the typing module costs every start some milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def _ignore(_number: int, _frame: object) -> None:
     """A handler at all is what makes the wake-up descriptor work."""
@@ -64,9 +68,9 @@ def has_children() -> bool:
     return True
 
 
-def descendants(root: int) -> list[int]:
-    """All processes below ``root``, by the parents that /proc shows now."""
-    children: dict[int, list[int]] = {}
+def _rows() -> list[tuple[int, int, int]]:
+    """Every process that has not ended, as pid, parent and time of birth, by /proc."""
+    rows: list[tuple[int, int, int]] = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -76,11 +80,43 @@ def descendants(root: int) -> list[int]:
                 fields = stat.read().rpartition(b")")[2].split()
         except OSError:
             continue
-        children.setdefault(int(fields[1]), []).append(int(name))
-    found = list(children.get(root, []))
-    for pid in found:
-        found.extend(children.get(pid, []))
+        if fields[0] not in (b"Z", b"X"):
+            # State, parent and starttime: fields 3, 4 and 22 of proc_pid_stat(5).
+            rows.append((int(name), int(fields[1]), int(fields[19])))
+    return rows
+
+
+def births_below(root: int, spare: dict[int, int]) -> dict[int, int]:
+    """The processes below ``root``, each with the time of its birth, but for those in ``spare``
+    and all that is below them.
+
+    A pid may be given again; together with the time of birth it is one process.
+    """
+    children: dict[int, list[tuple[int, int]]] = {}
+    for pid, parent, birth in _rows():
+        children.setdefault(parent, []).append((pid, birth))
+    found: dict[int, int] = {}
+    parents = [root]
+    for parent in parents:
+        for pid, birth in children.get(parent, []):
+            if spare.get(pid) != birth:
+                found[pid] = birth
+                parents.append(pid)
     return found
+
+
+def descendants(root: int) -> list[int]:
+    """All processes below ``root``, by the parents that /proc shows now."""
+    return list(births_below(root, {}))
+
+
+def children(pid: int) -> set[int] | None:
+    """The children of the first thread of ``pid``; None where the kernel does not list them."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as listing:
+            return {int(child) for child in listing.read().split()}
+    except FileNotFoundError:  # without CONFIG_PROC_CHILDREN
+        return None
 
 
 def state(pid: int) -> str:
@@ -106,6 +142,25 @@ def signal_tree(root: int, number: int) -> None:
     """
     for pid in (*descendants(root), root):
         send_signal(pid, number)
+
+
+def kill_all(find: Callable[[], list[int]], patience: float = 5.0) -> None:
+    """Kill every process that ``find`` finds, until it finds none or ``patience`` seconds are over.
+
+    Stopping all of them first keeps a fork bomb from outrunning the scan. None is collected.
+    """
+    deadline = time.monotonic() + patience
+    stopped: set[int] = set()
+    while (fresh := set(find()) - stopped) and time.monotonic() < deadline:
+        for pid in fresh:
+            send_signal(pid, signal.SIGSTOP)
+        stopped |= fresh
+    for pid in stopped:
+        send_signal(pid, signal.SIGKILL)
+    while (left := find()) and time.monotonic() < deadline:
+        for pid in left:
+            send_signal(pid, signal.SIGKILL)
+        time.sleep(0.001)
 
 
 def end_descendants(patience: float = 5.0) -> None:
