@@ -225,7 +225,6 @@ def call_mapped(idmap: IdMap, function: Callable[[], T]) -> T:
                 idmap.uid_extents,
                 idmap.gid_extents,
                 map_writers=idmap.map_writers,
-                namespaces=0,
                 child=child,
             )
         except BaseException as error:

@@ -18,6 +18,10 @@ import struct
 import sys
 from collections.abc import Callable, Sequence
 
+TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
+if TYPE_CHECKING:
+    from typing import NoReturn
+
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -69,8 +73,8 @@ _IFF_UP = 0x1
 #: Numbers that differ between architectures; those since 5.1 (like mount_setattr) are the same
 #: everywhere.
 _SYSCALLS = {
-    "x86_64": {"pivot_root": 155, "keyctl": 250, "seccomp": 317},
-    "aarch64": {"pivot_root": 41, "keyctl": 219, "seccomp": 277},
+    "x86_64": {"clone": 56, "pivot_root": 155, "keyctl": 250, "seccomp": 317},
+    "aarch64": {"clone": 220, "pivot_root": 41, "keyctl": 219, "seccomp": 277},
 }
 _SYS_MOUNT_SETATTR = 442
 _SYS_OPENAT2 = 437
@@ -100,6 +104,9 @@ CHANGED_SIGNALS = (
 Extent = tuple[int, int, int]
 
 _libc = ctypes.CDLL(None, use_errno=True)
+#: Calls through it do not release the interpreter lock, which a copy of this process could not take
+#: again.
+_locked_libc = ctypes.PyDLL(None, use_errno=True)
 
 
 class NamespacesRefused(OSError):
@@ -113,11 +120,15 @@ def _check(result: int, what: str, path: str | None = None) -> int:
     return result
 
 
-def _syscall(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char]) -> int:
+def _number(name: str) -> int:
     numbers = _SYSCALLS.get(os.uname().machine)
     if numbers is None:
         raise OSError(errno.ENOSYS, f"{name}: no system call numbers for {os.uname().machine}")
-    return _check(_libc.syscall(numbers[name], *arguments), name)
+    return numbers[name]
+
+
+def _syscall(name: str, *arguments: int | bytes | ctypes.Array[ctypes.c_char]) -> int:
+    return _check(_libc.syscall(_number(name), *arguments), name)
 
 
 def unshare(flags: int) -> None:
@@ -453,55 +464,125 @@ def fork_mapped(
     gids: Sequence[Extent],
     *,
     map_writers: tuple[str, str] | None,
-    namespaces: int,
     child: Callable[[], None],
 ) -> int:
-    """Fork a child that enters a new user namespace (plus ``namespaces``) as its id 0, and runs
-    ``child``.
+    """Fork a child that enters a new user namespace as its id 0, and runs ``child``.
 
     Returns its pid once the maps are written. The child ends with ``os._exit``: 0, or 1 when
     ``child`` raised, or the errno of a refused ``unshare``. The parent raises that, and a refused
     map, as ``NamespacesRefused``.
     """
-    parent_end, child_end = socket.socketpair()
+    ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
-        code = 1
-        try:
-            parent_end.close()
+        ours.close()
+
+        def enter() -> None:
             try:
-                unshare(CLONE_NEWUSER | namespaces)
+                unshare(CLONE_NEWUSER)
             except OSError as error:
-                child_end.sendall(bytes([error.errno or errno.EPERM]))
+                theirs.sendall(bytes([error.errno or errno.EPERM]))
                 os._exit(1)
-            child_end.sendall(b"\0")
-            if child_end.recv(1) != b"g":
-                os._exit(1)
-            child_end.close()
-            single = len(uids) == 1 and uids[0][2] == 1
-            become_inside_root(groups=not single)
+            theirs.sendall(b"\0")
+            _await_maps(theirs, uids)
             set_parent_death_signal(signal.SIGKILL)  # only now: a change of ids clears it
             child()
-            code = 0
-        except BaseException as error:  # noqa: BLE001 - the process ends here
-            log_exception(error)  # os._exit would lose it
-        finally:
-            os._exit(code)
-    child_end.close()
-    try:
-        answer = parent_end.recv(1)
-        if answer != b"\0":
-            number = answer[0] if answer else errno.EPERM
-            raise NamespacesRefused(number, f"unshare: {os.strerror(number)}")
+
+        _run_and_exit(enter)
+    theirs.close()
+    with ours:
         try:
-            write_id_maps(pid, uids, gids, map_writers=map_writers)
-        except OSError as error:
-            number = error.errno or errno.EPERM
-            raise NamespacesRefused(number, error.strerror, error.filename) from error
-        parent_end.sendall(b"g")
-    except BaseException:
-        parent_end.close()
-        os.waitpid(pid, 0)
-        raise
-    parent_end.close()
+            answer = ours.recv(1)
+            if answer != b"\0":
+                number = answer[0] if answer else errno.EPERM
+                raise NamespacesRefused(number, f"unshare: {os.strerror(number)}")
+            _give_maps(pid, ours, uids, gids, map_writers)
+        except BaseException:
+            ours.close()
+            os.waitpid(pid, 0)
+            raise
     return pid
+
+
+def clone_mapped(
+    uids: Sequence[Extent],
+    gids: Sequence[Extent],
+    *,
+    namespaces: int,
+    child: Callable[[], None],
+) -> int:
+    """Like :func:`fork_mapped`, with ``namespaces`` besides; with ``CLONE_NEWPID`` the child is
+    PID 1, and no process in between is needed.
+
+    Only for programs of one thread: the C library's fork, which keeps locks that other threads hold
+    from being copied, is passed by. The end of the parent is not told.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        pid = _clone(CLONE_NEWUSER | namespaces)
+    except OSError as error:
+        raise NamespacesRefused(error.errno, error.strerror) from error
+    if pid == 0:
+        ours.close()
+
+        def enter() -> None:
+            _await_maps(theirs, uids)
+            child()
+
+        _run_and_exit(enter)
+    theirs.close()
+    with ours:
+        try:
+            _give_maps(pid, ours, uids, gids, None)
+        except BaseException:
+            ours.close()
+            os.waitpid(pid, 0)
+            raise
+    return pid
+
+
+def _clone(flags: int) -> int:
+    """What ``os.fork`` does around fork(2), around clone(2) with ``flags``."""
+    arguments = (ctypes.c_ulong(flags | signal.SIGCHLD), *[ctypes.c_ulong(0)] * 4)
+    number = _number("clone")
+    ctypes.pythonapi.PyOS_BeforeFork()
+    pid = _locked_libc.syscall(number, *arguments)
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+    else:
+        ctypes.pythonapi.PyOS_AfterFork_Parent()
+    return _check(pid, "clone")
+
+
+def _await_maps(go: socket.socket, uids: Sequence[Extent]) -> None:
+    """Wait for the maps of the user namespace that this process is in, and become its root."""
+    if go.recv(1) != b"g":
+        os._exit(1)
+    go.close()
+    become_inside_root(groups=len(uids) > 1 or uids[0][2] > 1)
+
+
+def _give_maps(
+    pid: int,
+    go: socket.socket,
+    uids: Sequence[Extent],
+    gids: Sequence[Extent],
+    map_writers: tuple[str, str] | None,
+) -> None:
+    try:
+        write_id_maps(pid, uids, gids, map_writers=map_writers)
+    except OSError as error:
+        number = error.errno or errno.EPERM
+        raise NamespacesRefused(number, error.strerror, error.filename) from error
+    go.sendall(b"g")
+
+
+def _run_and_exit(action: Callable[[], None]) -> NoReturn:
+    code = 1
+    try:
+        action()
+        code = 0
+    except BaseException as error:  # noqa: BLE001 - the process ends here
+        log_exception(error)  # os._exit would lose it
+    finally:
+        os._exit(code)

@@ -72,12 +72,12 @@ def started(place: Path, *hosts: str) -> str:
 REFUSED = [
     (
         ("unshare=EPERM",),
-        "user namespaces cannot be used on this host: unshare: Operation",
+        "user namespaces cannot be used on this host: clone: Operation",
         SECCOMP,
     ),
-    (("unshare=EACCES",), "user namespaces cannot be used on this host: unshare: Perm", SECCOMP),
-    (("unshare=EINVAL",), "user namespaces cannot be used on this host: unshare: Inv", "USER_NS"),
-    (("unshare=EUSERS",), "user namespaces cannot be used on this host: unshare: Too", "nested"),
+    (("unshare=EACCES",), "user namespaces cannot be used on this host: clone: Perm", SECCOMP),
+    (("unshare=EINVAL",), "user namespaces cannot be used on this host: clone: Inv", "USER_NS"),
+    (("unshare=EUSERS",), "user namespaces cannot be used on this host: clone: Too", "nested"),
     (("unshare=ENOSPC",), "this is not about disk space", "raise user.max_*_namespaces"),
     (("id-map=EPERM",), "user namespaces cannot be used on this host: Operation not", MODULE),
     (("id-map=EACCES",), "user namespaces cannot be used on this host: Permission den", MODULE),
@@ -99,7 +99,7 @@ REFUSED = [
     (("container-root", "masked-proc"), MASKED, "systempaths=unconfined"),
     (
         ("without-sys-admin", "masked-proc", "unshare=EPERM"),  # `docker run` as it comes
-        "user namespaces cannot be used on this host: unshare: Operation",
+        "user namespaces cannot be used on this host: clone: Operation",
         SECCOMP,
     ),
 ]
@@ -165,7 +165,7 @@ def child():
         print(namespaces.refused(error.errno, error.strerror), flush=True)
 os.chdir(sys.argv[1])
 maps = [((0, uid, 1),), ((0, gid, 1),)]
-pid = linux.fork_mapped(*maps, map_writers=None, namespaces=0, child=child)
+pid = linux.fork_mapped(*maps, map_writers=None, child=child)
 assert os.waitpid(pid, 0)[1] == 0
 """
     said = on_host(command=[sys.executable, "-c", program, str(tmp_path)])

@@ -141,7 +141,7 @@ def test_writable_binds_are_never_emptied(
             more = Bind(layer, "/mnt/x", beneath="missing")
             profile = Profile(binds=(*profile.binds, more))
         elif fails == "at the namespaces":
-            break_start(monkeypatch, "linux.fork_mapped", "refused()")
+            break_start(monkeypatch, "linux.clone_mapped", "refused()")
         else:
             os.symlink("/etc", layer / "dev")
         with pytest.raises(MiniSandboxError, match=r"refused|replaces|no directory of its own"):

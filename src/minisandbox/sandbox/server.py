@@ -221,7 +221,6 @@ class Server:
                     spec["uids"],
                     spec["gids"],
                     map_writers=spec["map_writers"],
-                    namespaces=0,
                     child=wait,
                 )
                 self._spaces[key] = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)

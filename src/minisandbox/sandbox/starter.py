@@ -106,12 +106,6 @@ def _start(
     proc = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if _must_hand_proc(spec) else ()
 
     def child() -> None:
-        pid = os.fork()
-        if pid:
-            link.send(pid.to_bytes(4, "little"), socket.MSG_NOSIGNAL)
-            for end in proc[1:]:
-                wire.send(end, str(pid))
-            return
         for end in proc[:1]:
             end.close()
         _become_init(spec, box, control, link, proc[1] if proc else None)
@@ -124,33 +118,30 @@ def _start(
         if space >= 0:
             linux.enter_namespace(space, linux.CLONE_NEWUSER)
             os.close(space)
-        middle = linux.fork_mapped(uids, gids, map_writers=None, namespaces=namespaces, child=child)
+        pid = linux.clone_mapped(uids, gids, namespaces=namespaces, child=child)
     except OSError as error:
         raise rootfs.Refused("namespaces", error) from error
-    # The child in between ends at once: PID 1 becomes the server's when this process has ended too.
-    os.waitpid(middle, 0)
+    # It becomes the server's child when this process ends, which is now.
+    link.send(pid.to_bytes(4, "little"), socket.MSG_NOSIGNAL)
     if proc:
-        _hand_proc(*proc)
+        proc[1].close()
+        _hand_proc(pid, proc[0])
 
 
 def _must_hand_proc(spec: dict[str, Any]) -> bool:
     return spec["kind"] == "root" and rootfs.is_proc_covered()
 
 
-def _hand_proc(ours: socket.socket, theirs: socket.socket) -> None:
-    """Make a /proc of the pid namespace of PID 1 in the mount namespace of this process, which is
+def _hand_proc(pid: int, channel: socket.socket) -> None:
+    """Make a /proc of the pid namespace of ``pid`` in the mount namespace of this process, which is
     root's own, and send it to PID 1.
     """
-    theirs.close()
-    fields, _ = wire.receive(ours)
-    if not fields:
-        return  # PID 1 was never made, and why has been said
 
     def make() -> None:
-        wire.send(ours, "proc", fds=[rootfs.new_proc()])
+        wire.send(channel, "proc", fds=[rootfs.new_proc()])
 
     def enter() -> None:
-        linux.enter_pid_namespace(int(fields[0]))
+        linux.enter_pid_namespace(pid)
         _wait_for(make)
 
     _wait_for(enter)
@@ -325,9 +316,7 @@ def _become_inside_root(space: int) -> None:
 
 
 def _act_mapped(spec: dict[str, Any], action: Callable[[], None]) -> None:
-    child = linux.fork_mapped(
-        spec["uids"], spec["gids"], map_writers=None, namespaces=0, child=action
-    )
+    child = linux.fork_mapped(spec["uids"], spec["gids"], map_writers=None, child=action)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status != 0:
         raise OSError(errno.EIO, f"the process that acts for the sandbox ended with {status}")
