@@ -18,9 +18,6 @@ from minisandbox.sandbox import Sandbox
 
 IDMAPS = [current()] if current().kind in ("root", "single") else [current(), single()]
 
-#: What limits are for, until they are there.
-AWAITED = frozenset({"core_dump"})
-
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[harness.Host]:
@@ -55,8 +52,6 @@ def test_attack(
     controls: Mapping[str, harness.Outcome],
 ) -> None:
     attack, outcome = every.TABLE[name], outcomes[name]
-    if name in AWAITED and outcome.kind == "through":
-        pytest.xfail("limits are not there yet")
     assert outcome.kind == "held", f"{attack.gain}: {outcome.detail}"
     control = controls.get(name)
     if control is None or control.kind == "through":
@@ -103,11 +98,7 @@ def test_limits_of_what_keeps_a_sandbox_cannot_be_set_from_inside(start, idmap: 
 
 
 def not_held(outcomes: Mapping[str, harness.Outcome]) -> dict[str, str]:
-    return {
-        name: outcome.detail
-        for name, outcome in outcomes.items()
-        if outcome.kind != "held" and name not in AWAITED
-    }
+    return {name: outcome.detail for name, outcome in outcomes.items() if outcome.kind != "held"}
 
 
 def test_the_table_covers_its_groups() -> None:
