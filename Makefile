@@ -1,7 +1,11 @@
 # Every target does its own set-up: `make demo` and `make test` work on a fresh clone.
 PYTHON ?= python3
 CORES ?= all
-PYTEST = .venv/bin/python -m pytest -rs
+# Two processes, a file's tests in one: most tests wait for other processes, and some files build a project first.
+PARALLEL = -n 2 --dist loadfile
+PYTEST = .venv/bin/python -m pytest -rs $(PARALLEL)
+# What cannot differ by user is not run again for one.
+UNIT_BY_USER = $(shell grep -lE '\bidmap\b|mark\.user' tests/unit/*.py)
 SKETCHES = Snakefile workflow/rules
 AS_ROOT_ALSO = $(if $(filter 0,$(shell id -u)),test-sandbox-user)
 
@@ -28,7 +32,7 @@ test-sandbox: venv-dev  ## the sandbox and the field's known hazards, as whoever
 	@$(PYTEST) tests/sandbox tests/hazards tests/integrations
 
 test-sandbox-user: venv-dev  ## as root: all of this, and the main job, once more as an ordinary user
-	@.venv/bin/python tools/as_ordinary_user.py -m pytest -rs -p no:cacheprovider tests/unit tests/sandbox tests/hazards tests/integrations tests/workflow/test_end_to_end.py
+	@.venv/bin/python tools/as_ordinary_user.py -m pytest -rs $(PARALLEL) -p no:cacheprovider $(UNIT_BY_USER) tests/sandbox tests/hazards tests/integrations tests/workflow/test_end_to_end.py
 
 test-workflow: venv-dev  ## the pipeline end to end (needs the package index)
 	@$(PYTEST) tests/workflow

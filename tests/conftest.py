@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,8 +39,17 @@ class SkipAccount:
         if not any(allowed in reason for allowed in self.allowed):
             self.unexpected.append(f"{report.nodeid}: {reason}")
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """With pytest-xdist: of skipped modules only the process that met them knows."""
+        found = getattr(node, "workeroutput", {}).get("unexpected_skips", [])
+        self.unexpected.extend(skip for skip in found if skip not in self.unexpected)
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["unexpected_skips"] = self.unexpected
+            return
         if session.exitstatus != pytest.ExitCode.OK or session.config.option.collectonly:
             return
         if self.unexpected:

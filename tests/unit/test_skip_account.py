@@ -18,6 +18,25 @@ MODULE_SKIPS = "import pytest\npytest.importorskip('no_such_module_at_all')\n"
 FAILS = "def test_fail():\n    assert False\n"
 
 
+def exit_status(folder: Path, strict: str, *options: str, **texts: str) -> int:
+    """Of pytest on files of these texts, with the account and without other plug-ins."""
+    for name in ("conftest.py", "allowed-skips.txt"):
+        shutil.copy(TESTS / name, folder)
+    for name, text in texts.items():
+        (folder / f"test_{name}.py").write_text(text, encoding="utf-8")
+    words = ["pytest", "-q", "-p", "no:cacheprovider", "--rootdir=.", *options, "."]
+    return subprocess.run(
+        [sys.executable, "-m", *words],
+        cwd=folder,
+        env={
+            **os.environ,
+            "MINISANDBOX_STRICT_SKIPS": strict,
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+        capture_output=True,
+    ).returncode
+
+
 @pytest.mark.parametrize(
     ("text", "strict", "expected"),
     [
@@ -32,14 +51,18 @@ FAILS = "def test_fail():\n    assert False\n"
     ],
 )
 def test_exit_status(tmp_path: Path, text: str, strict: str, expected: int) -> None:
-    for name in ("conftest.py", "allowed-skips.txt"):
-        shutil.copy(TESTS / name, tmp_path)
-    (tmp_path / "test_it.py").write_text(text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir=.", "."],
-        cwd=tmp_path,
-        env={**os.environ, "MINISANDBOX_STRICT_SKIPS": strict},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == expected, done.stdout + done.stderr
+    assert exit_status(tmp_path, strict, it=text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (SKIPS.format(reason="needs to be root"), 0),
+        (SKIPS.format(reason="no network today"), 1),
+        (MODULE_SKIPS, 1),
+    ],
+)
+@pytest.mark.timeout(180)
+def test_processes_side_by_side_hide_no_skip(tmp_path: Path, text: str, expected: int) -> None:
+    options = ("-p", "xdist.plugin", "-n", "1", "--dist", "loadfile")
+    assert exit_status(tmp_path, "1", *options, it=text, other=ONE_PASSES) == expected

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 import yaml
 
+from minisandbox import open_cache
 from minisandbox.records import codec
+from minisandbox.records.manifest import ManifestRow
 from minisandbox.records.stages import InstanceRecord, InstancesRecord
 
 CLONE = Path(__file__).parent.parent.parent
@@ -159,66 +161,65 @@ class Project:
     """A local project of one module with a bug, its row, its recipe, and what was built of it.
 
     ``answer()`` is 41 and has to be 42; the test patch says so. The commit before base has the tag
-    v1.2.0, the one after it v9.0.0.
+    v1.2.0, the one after it v9.0.0. Several in one folder are built together.
     """
 
-    def __init__(self, folder: Path, files: Mapping[str, str], recipe: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        files: Mapping[str, str],
+        recipe: Mapping[str, Any],
+        *,
+        name: str = "project",
+    ) -> None:
         self.folder = folder
+        self.name = name
         self.results = folder / "results"
-        base = self._commit(folder / "git/local/project.git", {**PROJECT, **files})
-        (folder / "recipes").mkdir()
-        (folder / "recipes/project.yaml").write_text(yaml.safe_dump({**PROJECT_RECIPE, **recipe}))
+        base = self._commit(folder / f"git/local/{name}.git", {**PROJECT, **files})
+        (folder / "recipes").mkdir(exist_ok=True)
+        whole = {**PROJECT_RECIPE, "repo": f"local/{name}", **recipe}
+        (folder / f"recipes/{name}.yaml").write_text(yaml.safe_dump(whole))
         row = {
-            "instance_id": "project-1",
-            "repo": "local/project",
+            "instance_id": f"{name}-1",
+            "repo": f"local/{name}",
             "base_commit": base,
             "patch": PROJECT_PATCH,
             "test_patch": PROJECT_TEST_PATCH,
         }
-        (folder / "rows.jsonl").write_text(json.dumps(row) + "\n")
-        (folder / "rows.yaml").write_text("name: rows\nkind: rows\npath: rows.jsonl\n")
-        (folder / "config").mkdir()
-        (folder / "config/config.yaml").write_text(
-            f"datasets: [rows.yaml]\nrecipes: recipes\ngit_url: {folder}/git/{{repo}}.git\n"
-        )
-
-    def build(self, results: str = "results", *, from_lock: str = "") -> None:
-        """Everything, by Snakemake, into ``results``, which is then the folder that is looked into;
-        what cannot be built is in the records.
-        """
-        self.results = self.folder / results
-        argv = [sys.executable, "-m", "snakemake", "--snakefile", str(CLONE / "Snakefile")]
-        argv += ["--profile", str(CLONE / "profiles/default"), "--cores", "2"]
-        lock = [f"from_lock={from_lock}"] if from_lock else []
-        done = subprocess.run(
-            [*argv, "--config", f"results={results}", *lock],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        (folder / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+        (folder / f"{name}.yaml").write_text(f"name: {name}\nkind: rows\npath: {name}.jsonl\n")
 
     def change_recipe(self, **changes: Any) -> None:
         """Set keys of the recipe; ``None`` takes one out."""
-        path = self.folder / "recipes/project.yaml"
+        path = self.folder / f"recipes/{self.name}.yaml"
         recipe = {**yaml.safe_load(path.read_text()), **changes}
         kept = {key: value for key, value in recipe.items() if value is not None}
         path.write_text(yaml.safe_dump(kept))
 
     @property
+    def row(self) -> ManifestRow:
+        """What the manifest says of its instance."""
+        return open_cache(self.results).row(f"{self.name}-1")
+
+    @property
     def environment(self) -> Path:
         """The folder of the environment's records."""
-        return next((self.results / "environments").glob("*"))
+        return self.results / "environments" / self.row.environment
 
     @property
     def batch(self) -> Path:
-        """The folder of the batch's records."""
-        return next((self.environment / "batches").glob("*"))
+        """The folder of the records of its batch; projects of equal recipes share environments."""
+        folders = (self.environment / "batches").iterdir()
+        return next(folder for folder in folders if self._in(folder / "instances.json"))
 
-    @staticmethod
-    def instance(record: Path) -> InstanceRecord:
-        return codec.read(InstancesRecord, record).instances[0]
+    def instance(self, record: Path) -> InstanceRecord:
+        """What the record of a batch says of its instance."""
+        (found,) = self._in(record)
+        return found
+
+    def _in(self, record: Path) -> list[InstanceRecord]:
+        instances = codec.read(InstancesRecord, record).instances
+        return [found for found in instances if found.key == f"{self.name}-1"]
 
     @staticmethod
     def _commit(repository: Path, files: Mapping[str, str]) -> str:
@@ -243,6 +244,37 @@ class Project:
         git("commit", "-q", "--allow-empty", "-m", "Later: THE ANSWER")
         git("tag", "v9.0.0")
         return base
+
+
+def build_together(projects: Sequence[Project], results: str, *, from_lock: str = "") -> None:
+    """Build projects of one folder in one run of Snakemake, into ``results``, which is then the
+    folder that is looked into; what cannot be built is in the records.
+    """
+    folder = projects[0].folder
+    (folder / "config").mkdir(exist_ok=True)
+    datasets = ", ".join(f"{project.name}.yaml" for project in projects)
+    (folder / "config/config.yaml").write_text(
+        f"datasets: [{datasets}]\nrecipes: recipes\ngit_url: {folder}/git/{{repo}}.git\n"
+    )
+    argv = [sys.executable, "-m", "snakemake", "--snakefile", str(CLONE / "Snakefile")]
+    argv += ["--profile", str(CLONE / "profiles/default"), "--cores", "2"]
+    lock = [f"from_lock={from_lock}"] if from_lock else []
+    done = subprocess.run(
+        [*argv, "--config", f"results={results}", *lock],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for project in projects:
+        project.results = folder / results
+
+
+@pytest.fixture(scope="session")
+def build_all() -> Callable[..., None]:
+    """How to build several projects in one run."""
+    return build_together
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,11 @@ The control reaches each address from the host, at the very time of the build.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -74,44 +75,62 @@ def answering(family: int, address: tuple[str, int] | str) -> Iterator[socket.so
         thread.join()
 
 
-@pytest.mark.parametrize("fail", [False, True], ids=["goes-on", "gives-up"])
-def test_a_setup_py_reaches_nothing_and_the_record_says_what_it_tried(
-    make_project, tmp_path: Path, fail: bool
-) -> None:
-    name = f"minisandbox-{tmp_path.name}"
+class Built(NamedTuple):
+    """Three projects built in one run, and the addresses that their ``setup.py`` tries."""
+
+    addresses: list[str]
+    goes_on: Any
+    gives_up: Any
+    no_environment: Any
+
+
+@pytest.fixture(scope="module")
+def built(make_project, build_all, tmp_path_factory) -> Built:
+    folder = tmp_path_factory.mktemp("network")
+    name = f"minisandbox-{os.getpid()}-{folder.name}"
     with (
         answering(socket.AF_INET, ("127.0.0.1", 0)) as loopback,
         answering(socket.AF_UNIX, f"\0{name}") as abstract,
     ):
         port = loopback.getsockname()[1]
-        text = SETUP.format(port=port, name=name, elsewhere=ELSEWHERE, fail=fail)
-        project = make_project(tmp_path, {"setup.py": text}, {"date": "2024-01-01"})
+        projects = []
+        for fail in (False, True):
+            text = SETUP.format(port=port, name=name, elsewhere=ELSEWHERE, fail=fail)
+            recipe = {"date": "2024-01-01"}
+            named = "gives-up" if fail else "goes-on"
+            projects.append(make_project(folder, {"setup.py": text}, recipe, name=named))
+        reach = f"(exec 3<>/dev/tcp/{ELSEWHERE}/80) || exit 1"
+        projects.append(make_project(folder, {}, {"pre_install": [reach]}, name="no-environment"))
         for server in (loopback, abstract):  # the control
             with socket.socket(server.family) as sock:
                 sock.connect(server.getsockname())
-        project.build()
+        build_all(projects, "results")
+    return Built([f"127.0.0.1:{port}", f"unix:@{name}", f"{ELSEWHERE}:80"], *projects)
+
+
+@pytest.mark.parametrize("fail", [False, True], ids=["goes-on", "gives-up"])
+def test_a_setup_py_reaches_nothing_and_the_record_says_what_it_tried(
+    built: Built, fail: bool
+) -> None:
+    project = built.gives_up if fail else built.goes_on
     instance = project.instance(project.batch / "instances.json")
-    addresses = [f"127.0.0.1:{port}", f"unix:@{name}", f"{ELSEWHERE}:80"]
-    assert [item for item in instance.network.tried if item in addresses] == addresses
+    tried = [item for item in instance.network.tried if item in built.addresses]
+    assert tried == built.addresses
     assert instance.network.unwatched == ""
     assert "GET /elsewhere 404" in instance.network.refused
     files = [file.project for file in instance.network.files]
     if fail:
         assert instance.failure is not None
         assert "REACHED: []" in instance.failure.message + instance.failure.log_tail
-        assert all(address in instance.failure.hint for address in addresses)
+        assert all(address in instance.failure.hint for address in built.addresses)
         assert "setuptools" in files
     else:
         assert instance.failure is None
         assert files == ["setuptools", "wheel"]
 
 
-def test_the_record_of_an_environment_that_fails_says_what_it_tried(
-    make_project, tmp_path: Path
-) -> None:
-    reach = f"(exec 3<>/dev/tcp/{ELSEWHERE}/80) || exit 1"
-    project = make_project(tmp_path, {}, {"pre_install": [reach]})
-    project.build()
+def test_the_record_of_an_environment_that_fails_says_what_it_tried(built: Built) -> None:
+    project = built.no_environment
     record = codec.read(EnvironmentRecord, project.environment / "environment.json")
     assert record.failure is not None
     assert record.failure.kind == "environment"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,13 +28,23 @@ sleep 1
 """
 
 
-def test_nothing_of_it_is_left_but_the_files(make_project, tmp_path: Path) -> None:
-    project = make_project(tmp_path, {}, {"install": MEDDLING, "imports": []})
-    project.build()
-    cache = open_cache(project.results)
-    row = cache.row("project-1")
+@pytest.fixture(scope="module")
+def built(make_project, build_all, tmp_path_factory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("git")
+    installs = {"meddling": MEDDLING, "repacked": "git repack -a -d -q"}
+    made = {
+        name: make_project(folder, {}, {"install": install, "imports": []}, name=name)
+        for name, install in installs.items()
+    }
+    build_all(list(made.values()), "results")
+    return made
+
+
+def test_nothing_of_it_is_left_but_the_files(built: dict[str, Any]) -> None:
+    project = built["meddling"]
+    row = project.row
     assert row.status == "ok", (row.reason, row.log_tail)
-    with cache.materialize("project-1") as instance:
+    with open_cache(project.results).materialize(row.instance_id) as instance:
 
         def ask(command: str) -> str:
             result = instance.run(command, merge_stderr=True)
@@ -60,9 +70,8 @@ def test_nothing_of_it_is_left_but_the_files(make_project, tmp_path: Path) -> No
         assert ask("cat made.txt") == "made"
 
 
-def test_a_repacked_repository_is_refused(make_project, tmp_path: Path) -> None:
-    project = make_project(tmp_path, {}, {"install": "git repack -a -d -q", "imports": []})
-    project.build()
+def test_a_repacked_repository_is_refused(built: dict[str, Any]) -> None:
+    project = built["repacked"]
     failure = project.instance(project.batch / "instances.json").failure
     assert failure is not None
     assert failure.kind == "install"

@@ -29,12 +29,23 @@ py-modules = ["project"]
 """
 
 
-@pytest.fixture(scope="module", params=["setuptools_scm==6.4.2", "setuptools_scm>=8"])
-def built(request: pytest.FixtureRequest, make_project, tmp_path_factory) -> Any:
-    files = {"pyproject.toml": PYPROJECT.format(requirement=request.param)}
-    project = make_project(tmp_path_factory.mktemp("tags"), files, {"date": "2024-01-01"})
-    project.build()
-    return project
+REQUIREMENTS = {"old": "setuptools_scm==6.4.2", "new": "setuptools_scm>=8"}
+
+
+@pytest.fixture(scope="module")
+def all_built(make_project, build_all, tmp_path_factory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("tags")
+    made: dict[str, Any] = {}
+    for name, requirement in REQUIREMENTS.items():
+        files = {"pyproject.toml": PYPROJECT.format(requirement=requirement)}
+        made[name] = make_project(folder, files, {"date": "2024-01-01"}, name=name)
+    build_all(list(made.values()), "results")
+    return made
+
+
+@pytest.fixture(params=REQUIREMENTS)
+def built(request: pytest.FixtureRequest, all_built: dict[str, Any]) -> Any:
+    return all_built[request.param]
 
 
 def version(instance: Instance) -> str:
@@ -43,10 +54,9 @@ def version(instance: Instance) -> str:
 
 
 def test_its_version_is_upstreams_and_stays_so_when_it_is_installed_again(built) -> None:
-    cache = open_cache(built.results)
-    row = cache.row("project-1")
+    cache, row = open_cache(built.results), built.row
     assert row.status == "ok", (row.reason, row.log_tail)
-    with cache.materialize("project-1") as instance:
+    with cache.materialize(row.instance_id) as instance:
         first = version(instance)
         assert first.startswith("1.2.1.dev1+g")
         assert row.base_commit.startswith(first.partition("+g")[2][:7])
@@ -56,9 +66,8 @@ def test_its_version_is_upstreams_and_stays_so_when_it_is_installed_again(built)
 
 
 def test_nothing_of_the_lent_history_stays(built) -> None:
-    cache = open_cache(built.results)
-    row = cache.row("project-1")
-    with cache.materialize("project-1") as instance:
+    cache, row = open_cache(built.results), built.row
+    with cache.materialize(row.instance_id) as instance:
         commits = "git cat-file --batch-all-objects --batch-check | grep -c commit"
         assert instance.run(commits).text.strip() == "2"
         refs = instance.run("git for-each-ref --format='%(refname)'").text.split()
@@ -69,10 +78,7 @@ def test_nothing_of_the_lent_history_stays(built) -> None:
         assert instance.run(["git", "rev-parse", "HEAD~1"]).text.strip() == row.base_commit
 
 
-def test_the_variable_is_the_projects_own_where_that_can_be(
-    built, request: pytest.FixtureRequest
-) -> None:
+def test_the_variable_is_the_projects_own_where_that_can_be(built) -> None:
     instance = built.instance(Path(built.batch) / "instances.json")
     own, for_all = "SETUPTOOLS_SCM_PRETEND_VERSION_FOR_MY_PROJECT", "SETUPTOOLS_SCM_PRETEND_VERSION"
-    old = "6.4.2" in request.node.callspec.params["built"]
-    assert sorted(instance.env) == ([for_all, own] if old else [own])
+    assert sorted(instance.env) == ([for_all, own] if built.name == "old" else [own])
