@@ -55,8 +55,11 @@ def below(pid: int) -> set[int]:
     return set(processes.descendants(pid))
 
 
-def held(pid: int) -> dict[str, list[str]]:
-    """What a process holds: descriptors, each by what it is of, mounts and namespaces."""
+def held(pid: int, scratch: Path) -> dict[str, list[str]]:
+    """What a process holds: descriptors, each by what it is of, mounts in ``scratch``, namespaces.
+
+    Mounts elsewhere come and go with whatever else runs on the machine, other tests included.
+    """
     folder = Path(f"/proc/{pid}")
     targets: list[str] = []
     for name in os.listdir(folder / "fd"):
@@ -66,7 +69,11 @@ def held(pid: int) -> dict[str, list[str]]:
             continue  # the one that this list was read with
     return {
         "descriptors": sorted(target.partition(":[")[0] for target in targets),
-        "mounts": (folder / "mountinfo").read_text().splitlines(),
+        "mounts": [
+            line
+            for line in (folder / "mountinfo").read_text().splitlines()
+            if f" {scratch}/" in line
+        ],
         "namespaces": sorted(os.readlink(link) for link in (folder / "ns").iterdir()),
     }
 
@@ -100,9 +107,9 @@ def test_two_thousand_sandboxes_leave_nothing(scratch: Path, idmap: IdMap) -> No
     with ThreadPoolExecutor(64) as threads:
         list(threads.map(live, range(64)))  # the threads' own stacks and locks
         server = next(iter(connection._servers.values())).process.pid
-        before = below(me), held(me), held(server)
+        before = below(me), held(me, scratch), held(server, scratch)
         groups = {group for each in threads.map(live, range(2000)) for group in each}
-        assert (below(me), held(me), held(server)) == before
+        assert (below(me), held(me, scratch), held(server, scratch)) == before
     assert left_in(scratch) == []
     assert existing(groups) <= existing(set(own_groups()))
 
@@ -158,7 +165,7 @@ def start_client(scratch: Path, idmap: IdMap) -> subprocess.Popen[bytes]:
 def test_clients_killed_at_fifty_moments_leave_nothing(
     scratch: Path, idmap: IdMap, reaper: int
 ) -> None:
-    before = below(reaper), held(reaper)
+    before = below(reaper), held(reaper, scratch)
     for _ in range(10):
         clients = [start_client(scratch, idmap) for _ in range(5)]
         for client in clients:
@@ -167,13 +174,13 @@ def test_clients_killed_at_fifty_moments_leave_nothing(
             client.wait()
         assert eventually(lambda: below(reaper) == before[0])
         assert left_in(scratch) == []
-    assert held(reaper) == before[1]
+    assert held(reaper, scratch) == before[1]
 
 
 def test_what_clients_and_servers_killed_together_leave_is_cleared(
     scratch: Path, idmap: IdMap, reaper: int
 ) -> None:
-    before = below(reaper), held(reaper)
+    before = below(reaper), held(reaper, scratch)
     leftovers = 0
     for number in range(10):
         client = start_client(scratch, idmap)
@@ -193,7 +200,7 @@ def test_what_clients_and_servers_killed_together_leave_is_cleared(
         assert eventually(lambda: left_in(scratch) == mine)
         assert box.run(["echo", "unharmed"]).stdout == b"unharmed\n"
     assert left_in(scratch) == []
-    assert held(reaper) == before[1]
+    assert held(reaper, scratch) == before[1]
 
 
 MANY = """
