@@ -208,6 +208,8 @@ import resource, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
+from minisandbox import linux
+linux.new_session_keyring()  # as a login has one: of further ones, a user may have 200
 from minisandbox.idmap import current, single
 from minisandbox.sandbox import Sandbox
 idmap = single() if sys.argv[2] == "single" else current()

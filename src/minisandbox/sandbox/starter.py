@@ -193,7 +193,6 @@ def _become_init(
             os.close(null)
         os.umask(0o022)
         os.setsid()
-        linux.new_session_keyring()
         linux.erase_command_line(b"minisandbox-init")
         if spec["ids"] > _NOBODYS_GROUP:
             # prlimit(2) asks for no capability where all ids are the caller's: root inside could
