@@ -61,6 +61,9 @@ class Account:
         self.next_look = 0.0
         #: Children of PID 1 at the last look.
         self.children: list[int] = []
+        #: Processes that were told to end: until they have, what they hold is not held against
+        #: those that came after them.
+        self.condemned: set[int] = set()
         #: Looks in a row with too much memory.
         self.strikes = 0
         #: Whether something ran since the upper directory was measured, and when it may be again.
@@ -174,7 +177,8 @@ class Keeper:
             self._measure(account)
 
     def _measure(self, account: Account) -> None:
-        sample = usage.below(account.init)
+        sample = usage.below(account.init, account.condemned)
+        account.condemned = sample.left_out
         memory, processes = account.limits["memory"], account.limits["processes"]
         if account.watches("memory") and usage.exceeds(
             account.init, sample, memory, upper=account.in_memory
@@ -184,10 +188,12 @@ class Keeper:
             if account.strikes > _PATIENCE:
                 self._end(account, "memory", why)
             else:
+                account.condemned.update(sample.processes)
                 _stop(account, "memory", why)
             return
         account.strikes = 0
         if account.watches("processes") and len(sample.threads) > processes + SPARE:
+            account.condemned.update(sample.processes)
             _stop(account, "processes", f"it had more than its {processes} processes")
         elif account.watches("cpus"):
             processors.narrow(sample.threads, account.processors)

@@ -18,11 +18,14 @@ _LISTED = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
 
 
 class Sample:
-    """Host ids of processes and threads below a PID 1, itself left out."""
+    """Host ids of processes and threads below a PID 1, itself left out; and of the processes that
+    were not to be counted.
+    """
 
     def __init__(self) -> None:
         self.processes: list[int] = []
         self.threads: list[int] = []
+        self.left_out: set[int] = set()
 
 
 def children(process: int, thread: int) -> list[int]:
@@ -39,22 +42,27 @@ def children(process: int, thread: int) -> list[int]:
         return []
 
 
-def below(init: int) -> Sample:
-    """All that runs below ``init``: every process of a pid namespace is a descendant of its PID 1.
+def below(init: int, leave_out: set[int] | None = None) -> Sample:
+    """All that runs below ``init``, but for the processes to ``leave_out``: every process of a pid
+    namespace is a descendant of its PID 1.
 
     A process that ends meanwhile may take its siblings out of one sample (proc(5)); the next one
     has them.
     """
     sample = Sample()
-    sample.processes.extend(children(init, init))
-    for process in sample.processes:  # grows as it is walked, where the kernel lists children
+    found = children(init, init)
+    for process in found:  # grows as it is walked, where the kernel lists children
         try:
             threads = [int(name) for name in os.listdir(f"/proc/{process}/task")]
         except (FileNotFoundError, ProcessLookupError):
             continue
-        sample.threads.extend(threads)
+        if leave_out and process in leave_out:
+            sample.left_out.add(process)
+        else:
+            sample.processes.append(process)
+            sample.threads.extend(threads)
         for thread in threads if _LISTED else ():
-            sample.processes.extend(children(process, thread))
+            found.extend(children(process, thread))
     return sample
 
 
