@@ -112,7 +112,7 @@ def table(columns: Columns, unproven: Mapping[str, str]) -> str:
 
 def versions() -> str:
     """What was measured with."""
-    found = [f"Linux {platform.release()}"]
+    found = [f"Linux {platform.release().split('-')[0]}"]
     for program in ("bwrap", "podman"):
         if shutil.which(program):
             said = subprocess.run([program, "--version"], capture_output=True, text=True)
