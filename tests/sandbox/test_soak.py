@@ -24,7 +24,7 @@ from minisandbox import linux
 from minisandbox.idmap import IdMap
 from minisandbox.sandbox import Sandbox, connection, processes
 
-pytestmark = pytest.mark.timeout(240)  # minutes of processor time, where many tests share it
+pytestmark = pytest.mark.timeout(600)  # minutes of processor time, where many tests share it
 
 SOURCE = Path(connection.__file__).parents[2]
 #: Of scratch directories: what all sandboxes share, and which is kept.

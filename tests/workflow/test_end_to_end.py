@@ -481,9 +481,13 @@ def test_the_command_line(build: Build) -> None:
     assert build.minisandbox("records", "ls", "--failed").stdout.count("no-such-commit") == 2
 
 
+def programs_of(page: str) -> str:
+    text = (CLONE / page).read_text(encoding="utf-8")
+    return "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
+
+
 def test_every_program_of_the_page_on_caches_works(build: Build, tmp_path: Path) -> None:
-    page = (CLONE / "docs/how-to/use-a-cache.md").read_text(encoding="utf-8")
-    program = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    program = programs_of("docs/how-to/use-a-cache.md")
     for theirs, ours in {
         "sqlparse-0.4.4": "parse-1.20.1",
         "sqlparse/__init__.py": "parse.py",
@@ -505,6 +509,60 @@ def test_every_program_of_the_page_on_caches_works(build: Build, tmp_path: Path)
     assert "True ()" in done.stdout
     assert "+# a change" in done.stdout
     assert list((tmp_path / "docs").iterdir())
+
+
+def test_every_program_of_the_page_on_inspect_works(build: Build, tmp_path: Path) -> None:
+    program = programs_of("docs/how-to/inspect.md")
+    assert "sqlparse-0.4.4" in program
+    program = program.replace("sqlparse-0.4.4", "parse-1.20.1")
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=build.folder,
+        env={**os.environ, "INSPECT_LOG_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "success C {'outcome': 'resolved', 'failing': []}" in done.stdout, done.stdout
+
+
+#: Runs each line of its input as a command in an instance of its own, and answers in JSON.
+CLIENT = """
+import json, sys
+from minisandbox import open_cache
+with open_cache(sys.argv[1]).materialize("calc-1") as instance:
+    for line in sys.stdin:
+        print(json.dumps(instance.run(line, cwd="/").text), flush=True)
+"""
+
+
+def test_clients_of_one_instance_do_not_see_each_others_edits(build: Build) -> None:
+    """D5: the package that is installed is the one in this client's /testbed."""
+    argv = [sys.executable, "-c", CLIENT, str(build.results)]
+    with (
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one,
+        subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other,
+    ):
+
+        def said(client: subprocess.Popen[str], command: str) -> str:
+            assert client.stdin is not None
+            assert client.stdout is not None
+            print(command, file=client.stdin, flush=True)
+            return json.loads(client.stdout.readline())
+
+        call = "python -c 'import calc; print(calc.__file__, calc.add(3, 1))'"
+        for client in (one, other):
+            assert said(client, call) == "/testbed/calc.py 2\n"
+        assert said(one, "echo 'def add(a, b): raise RuntimeError(a)' > /testbed/calc.py") == ""
+        assert "RuntimeError: 3" in said(one, call)
+        assert said(other, call) == "/testbed/calc.py 2\n"
+        assert said(other, "git -C /testbed status --porcelain") == ""
+        for client in (one, other):
+            assert client.stdin is not None
+            client.stdin.close()
+            assert client.wait() == 0
+    with open_cache(build.results).materialize("calc-1") as fresh:
+        assert fresh.run(call, cwd="/").text == "/testbed/calc.py 2\n"
 
 
 def test_a_shell_is_interactive(build: Build) -> None:

@@ -16,10 +16,12 @@ Inspect finds this module by the entry point group ``inspect_ai``. The contract 
 from __future__ import annotations
 
 import errno
+import functools
 import math
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 import anyio
@@ -39,7 +41,8 @@ from pydantic import BaseModel, ConfigDict
 from typing_extensions import override
 
 from minisandbox.errors import InvalidInput, SandboxDied, SandboxFileError
-from minisandbox.runtime import open_cache
+from minisandbox.runtime import Cache, Instance, open_cache
+from minisandbox.runtime.cache import MANIFEST_NAME
 from minisandbox.sandbox import Result, Sandbox
 from minisandbox.store import NodeStore, default_node_root
 
@@ -98,14 +101,23 @@ class MiniSandboxEnvironment(SandboxEnvironment):
     """A running sandbox of one sample.
 
     ``user`` runs commands that name nobody; ``file_user`` is whose permissions decide over files,
-    None for those of root, who may everything.
+    None for those of root, who may everything. ``instance`` is what was materialized, if anything
+    was.
     """
 
-    def __init__(self, box: Sandbox, *, user: str, file_user: str | None) -> None:
+    def __init__(
+        self,
+        box: Sandbox,
+        *,
+        user: str,
+        file_user: str | None,
+        instance: Instance | None = None,
+    ) -> None:
         super().__init__()
         self.box = box
         self.user = user
         self.file_user = file_user
+        self.instance = instance
 
     @override
     @classmethod
@@ -113,7 +125,7 @@ class MiniSandboxEnvironment(SandboxEnvironment):
         """Refuse at once what no sample could use: a cache that is none, an unknown instance."""
         settings = _settings(config)
         if settings.cache:
-            cache = await _in_thread(lambda: open_cache(settings.cache))
+            cache = await in_thread(lambda: cache_in(settings.cache))
             if settings.instance:
                 cache.row(settings.instance)
 
@@ -127,7 +139,7 @@ class MiniSandboxEnvironment(SandboxEnvironment):
     ) -> dict[str, SandboxEnvironment]:
         """Start the sandbox; raises what ``Cache.materialize`` and ``Sandbox.start`` do."""
         settings = _settings(config)
-        return {"default": await _in_thread(lambda: _start(settings, metadata))}
+        return {"default": await in_thread(lambda: _start(settings, metadata))}
 
     @override
     @classmethod
@@ -141,7 +153,7 @@ class MiniSandboxEnvironment(SandboxEnvironment):
         """End the sandbox at once, after an interruption too: it takes milliseconds."""
         with anyio.CancelScope(shield=True):
             for environment in environments.values():
-                await _in_thread(environment.as_type(MiniSandboxEnvironment).box.close)
+                await in_thread(environment.as_type(MiniSandboxEnvironment).box.close)
 
     @override
     @classmethod
@@ -174,9 +186,9 @@ class MiniSandboxEnvironment(SandboxEnvironment):
         try:
             if concurrency:
                 async with at_most("minisandbox", len(os.sched_getaffinity(0))):
-                    result = await _in_thread(run, abandon=True)
+                    result = await in_thread(run, abandon=True)
             else:
-                result = await _in_thread(run, abandon=True)
+                result = await in_thread(run, abandon=True)
         except SandboxDied as error:
             raise SandboxUnavailableError(str(error)) from error
         except SandboxFileError as error:
@@ -187,7 +199,7 @@ class MiniSandboxEnvironment(SandboxEnvironment):
     @override
     async def write_file(self, file: str, contents: str | bytes) -> None:
         try:
-            await _in_thread(partial(self.box.write_file, file, contents, user=self.file_user))
+            await in_thread(partial(self.box.write_file, file, contents, user=self.file_user))
         except SandboxDied as error:
             raise SandboxUnavailableError(str(error)) from error
         except SandboxFileError as error:
@@ -205,7 +217,7 @@ class MiniSandboxEnvironment(SandboxEnvironment):
         limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
         read = partial(self.box.read_file, file, max_bytes=limit, user=self.file_user)
         try:
-            data = await _in_thread(read)
+            data = await in_thread(read)
         except SandboxDied as error:
             raise SandboxUnavailableError(str(error)) from error
         except SandboxFileError as error:
@@ -222,7 +234,8 @@ class MiniSandboxEnvironment(SandboxEnvironment):
         return 0.2  # a command takes milliseconds here
 
 
-async def _in_thread(call: Callable[[], T], *, abandon: bool = False) -> T:
+async def in_thread(call: Callable[[], T], *, abandon: bool = False) -> T:
+    """What ``call`` returns; ``abandon`` says that a cancelled caller does not wait for it."""
     return await to_thread.run_sync(call, abandon_on_cancel=abandon, limiter=_WAITING)
 
 
@@ -242,9 +255,14 @@ def _settings(config: SandboxEnvironmentConfigType | None) -> MiniSandboxConfig:
 
 def _start(settings: MiniSandboxConfig, metadata: Mapping[str, Any]) -> MiniSandboxEnvironment:
     if settings.cache:
-        box = open_cache(settings.cache).materialize(_instance_id(settings, metadata)).sandbox
+        instance = cache_in(settings.cache).materialize(_instance_id(settings, metadata))
         user = settings.user or "root"
-        return MiniSandboxEnvironment(box, user=user, file_user=None if user == "root" else user)
+        return MiniSandboxEnvironment(
+            instance.sandbox,
+            user=user,
+            file_user=None if user == "root" else user,
+            instance=instance,
+        )
     node = NodeStore(default_node_root())
     only_root = node.idmap.count == 1
     user = settings.user or ("root" if only_root else AGENT)
@@ -260,6 +278,21 @@ def _start(settings: MiniSandboxConfig, metadata: Mapping[str, Any]) -> MiniSand
         raise
     free = user == "root" and not only_root
     return MiniSandboxEnvironment(box, user=user, file_user=None if free else user)
+
+
+def cache_in(folder: str) -> Cache:
+    """The cache in ``folder``: read once, and again when it was rebuilt."""
+    path = Path(folder).absolute()
+    try:
+        made = (path / MANIFEST_NAME).stat()
+    except OSError:
+        return open_cache(path)  # says what is wrong
+    return _read(path, made.st_ino, made.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: Path, _inode: int, _time: int) -> Cache:
+    return open_cache(path)
 
 
 def _instance_id(settings: MiniSandboxConfig, metadata: Mapping[str, Any]) -> str:
