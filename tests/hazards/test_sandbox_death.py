@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import HostUnsupported, SandboxDied
+from minisandbox.errors import HostUnsupported, InvalidInput, SandboxDied
 from minisandbox.idmap import IdMap
 from minisandbox.sandbox import Sandbox, connection
 
@@ -90,6 +90,63 @@ def test_what_a_killed_server_left_is_removed_by_the_next_start(start, scratch: 
     living = start()
     assert eventually(lambda: not box.exists())
     assert living.run("echo unharmed").stdout == b"unharmed\n"
+
+
+def test_a_dead_server_is_told_also_after_another_has_taken_its_place(start, fresh_server) -> None:
+    box = start(name="victim")
+    os.kill(box._link.server.process.pid, signal.SIGKILL)
+    assert eventually(lambda: gone(box.pid))
+    start()
+    assert not box.alive
+    actions = (lambda: box.run("true"), lambda: box.read_file("/x"), box.seal, box.snapshot)
+    for action in actions:
+        with pytest.raises(SandboxDied, match=r"victim .* the server of sandboxes was killed"):
+            action()
+    assert box.reset().way == "restarted"
+    assert box.run("echo again").stdout == b"again\n"
+
+
+def test_a_snapshot_is_never_started_from_while_it_is_removed(start, fresh_server) -> None:
+    box = start()
+    box.run("echo x > /root/x")
+    snapshot = box.snapshot()
+    os.kill(box._link.server.process.pid, signal.SIGKILL)
+    assert eventually(lambda: gone(box.pid))
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="snapshot: is gone with the server"):
+            box.start_from(snapshot)
+        start()  # whose server removes what was left
+    snapshot.close()
+
+
+def test_a_forked_child_takes_no_part_of_its_parents_sandboxes(start) -> None:
+    box = start()
+    snapshot = box.snapshot()
+    refused: list[str] = []
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            actions = (box.reset, box.snapshot, box.seal, lambda: box.start_from(snapshot))
+            for action in actions:
+                try:
+                    action()
+                except InvalidInput as error:
+                    refused.append(error.where)
+            snapshot.close()
+            box.close()
+            os.write(write_end, " ".join(refused).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with open(read_end) as told:
+        assert told.read() == "reset snapshot seal snapshot"
+    os.waitpid(pid, 0)
+    box.run("echo x > /root/x")
+    with box.start_from(snapshot) as other:
+        assert other.run("ls /root").stdout == b""
+    assert box.read_file("/root/x") == b"x\n"
+    snapshot.close()
 
 
 PROGRAM = """

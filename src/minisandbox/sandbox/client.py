@@ -401,6 +401,7 @@ class Sandbox:
         started = time.monotonic()
         with self._lock:
             self._requests.refuse_closed()
+            self._refuse_foreign("reset")
             kept, self._kept = self._kept, ()
             try:
                 link = self._launch()
@@ -428,6 +429,7 @@ class Sandbox:
         started = time.monotonic()
         with self._lock:
             self._requests.refuse_closed()
+            self._refuse_foreign("snapshot")
             self._refuse_in_memory("snapshot")
             check_count(len(self._layers) + len(self._kept) + 1)
             try:
@@ -483,9 +485,32 @@ class Sandbox:
     def _launch(self) -> Link:
         whole = (*self._layers, *(part.upper for part in self._kept))
         options = self._options
-        return launch(
+        self._refuse_lost()
+        link = launch(
             whole, options.scratch, options.idmap, options.profile, timeout=options.start_timeout
         )
+        try:
+            self._refuse_lost()  # another server may have begun to remove them meanwhile
+        except InvalidInput:
+            link.close()
+            raise
+        return link
+
+    def _refuse_lost(self) -> None:
+        if not all(part.there for part in self._kept):
+            raise InvalidInput(
+                "snapshot",
+                "is gone with the server of sandboxes that kept its files: that was killed, or is "
+                "of the process that this one was forked from",
+                "take another one",
+            )
+
+    def _refuse_foreign(self, what: str) -> None:
+        owner = self._link.server.owner
+        if owner != os.getpid():
+            raise InvalidInput(
+                what, f"is for process {owner}, which started this sandbox", "start one here"
+            )
 
     def _refuse_in_memory(self, what: str) -> None:
         if self._link.upper_in_memory:
@@ -500,8 +525,12 @@ class Sandbox:
         """
         with self._lock:
             self._requests.refuse_closed()
+            self._refuse_foreign("seal")
             self._refuse_in_memory("seal")
-            self._link.end_processes()
+            try:
+                self._link.end_processes()
+            except OSError as error:
+                raise SandboxDied(self.name, self._requests.why_dead()) from error
             self._requests.closed = "it was sealed"
             self._requests.forget_all("the sandbox was sealed")
         return self._link.box / "upper"

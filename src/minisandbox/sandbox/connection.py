@@ -87,8 +87,11 @@ class Server:
     def alive(self) -> bool:
         """Whether it still runs."""
         # Not by waitpid(2): a program that ignores SIGCHLD would be told that it has no child.
+        fd = self._requests.fileno()
+        if fd == -1:  # closed when it was found dead, or it is the parent's
+            return False
         poller = select.poll()
-        poller.register(self._requests, select.POLLRDHUP)
+        poller.register(fd, select.POLLRDHUP)
         return not poller.poll(0)
 
     def name(self) -> str:

@@ -45,8 +45,11 @@ class Link:
 
     def alive(self) -> bool:
         """Whether PID 1 still holds its end."""
+        fd = self.control.fileno()
+        if fd == -1:
+            return False
         poller = select.poll()
-        poller.register(self.control, select.POLLRDHUP)
+        poller.register(fd, select.POLLRDHUP)
         return not poller.poll(0)
 
     def end_processes(self) -> None:
@@ -82,8 +85,10 @@ class Link:
         if self.watcher is not None or self.listeners:
             self.close()
             return
-        self.server.send("drop", self.name, fds=())
-        self.control.close()
+        try:
+            self.server.send("drop", self.name, fds=())
+        finally:
+            self.control.close()
 
     def last_words(self) -> str:
         """What PID 1 said of its own end, or the server of its; empty where something killed it."""
@@ -95,7 +100,9 @@ class Link:
             for fd in fds:
                 os.close(fd)
             self._last_words = " ".join(fields[1:])
-        return self._last_words or ("" if self.server.alive else self.server.log_tail())
+        if self._last_words or self.server.alive:
+            return self._last_words
+        return self.server.log_tail() or "the server of sandboxes was killed"
 
     def close(self) -> None:
         """End everything and wait until the directory is removed; raises ``OSError`` if there is

@@ -33,6 +33,11 @@ class Kept:
         self._users = 0
         self._lock = threading.Lock()
 
+    @property
+    def there(self) -> bool:
+        """Whether it still is: not once its server was killed, since the next one removes it."""
+        return self._server.alive
+
     def retain(self) -> Kept:
         """Need it, until :meth:`release`."""
         with self._lock:
