@@ -86,6 +86,24 @@ def test_limits_of_a_process(start) -> None:
     assert result.exit_code == 1  # and cannot be raised again
 
 
+def test_the_least_of_open_files_is_enough_to_work(start, idmap: IdMap, tmp_path: Path) -> None:
+    box = limited(start, open_files=32)
+    assert box.run("ulimit -n").stdout == b"32\n"
+    assert box.run("ulimit -n", user=0, stdin=b"x").stdout == b"32\n"
+    if idmap.count > 1:
+        assert box.run("ulimit -n", user=65534).stdout == b"32\n"
+    with box.popen("read x; echo $x", stdin="pipe") as process:
+        process.stdin.write(b"told\n")
+        assert process.stdout.read() == b"told\n"
+    with box.session() as session:
+        assert session.run("ulimit -n").stdout == b"32\n"
+    box.write_file("/root/d/x", b"x")
+    box.download("/root/d", tmp_path / "d")
+    box.upload(tmp_path / "d", "/root/e")
+    assert box.read_file("/root/e/x") == b"x"
+    box.snapshot().close()
+
+
 def test_the_kernel_would_end_commands_before_anything_else(start) -> None:
     box = start()
     scores = "cat /proc/self/oom_score_adj /proc/1/oom_score_adj"

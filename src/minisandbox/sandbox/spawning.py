@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import resource
 import struct
 import termios
 
@@ -19,13 +20,13 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 #: Where the text of a script is found by the shell. A number no script uses for a redirection of
-#: its own.
+#: its own, or the highest that the limit on open files leaves.
 _SCRIPT_FD = 253
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 #: The shell reads its script from a descriptor that is closed before the script runs. A script as
 #: an argument is limited to 128 KiB, and is seen by ``pkill -f``, which then kills the shell that
 #: runs it.
-_READ_BASH = f'eval "$(</dev/fd/{_SCRIPT_FD})" {_SCRIPT_FD}<&-'
+_READ_BASH = 'eval "$(</dev/fd/{0})" {0}<&-'
 _READ_SH = 'eval "$(cat <&9)" 9<&-'
 
 #: As env(1) and shells have it.
@@ -128,7 +129,9 @@ def _shell() -> tuple[list[str], int]:
     else:
         shell = "sh"
     if shell.endswith("bash"):
-        return [shell, "-c", _READ_BASH], _SCRIPT_FD
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        number = _SCRIPT_FD if allowed == resource.RLIM_INFINITY else min(_SCRIPT_FD, allowed - 1)
+        return [shell, "-c", _READ_BASH.format(number)], number
     return [shell, "-c", _READ_SH], 9  # POSIX shells know one-digit descriptors only
 
 
