@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import pytest
 
 from minisandbox.errors import HostUnsupported, InvalidInput, SandboxDied
 from minisandbox.idmap import IdMap
-from minisandbox.sandbox import Sandbox, connection
+from minisandbox.sandbox import Sandbox, connection, wire
 
 SOURCE = Path(connection.__file__).parents[2]
 
@@ -147,6 +148,15 @@ def test_a_forked_child_takes_no_part_of_its_parents_sandboxes(start) -> None:
         assert other.run("ls /root").stdout == b""
     assert box.read_file("/root/x") == b"x\n"
     snapshot.close()
+
+
+def test_a_client_that_does_not_wait_for_an_answer_kills_nothing(start) -> None:
+    box = start()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.close()
+    with theirs:
+        wire.send(box._link.control, "idle", fds=[theirs.fileno()])
+    assert box.run("echo x").stdout == b"x\n"
 
 
 PROGRAM = """

@@ -16,7 +16,7 @@ import socket
 import time
 
 from minisandbox import linux
-from minisandbox.sandbox import command, processes, wire
+from minisandbox.sandbox import answers, command, processes, wire
 from minisandbox.sandbox.limits import rlimits
 
 TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
@@ -93,7 +93,7 @@ class Init:
                 processes.signal_tree(pid, signal.SIGKILL)
         elif fields[0] == "idle":
             with socket.socket(fileno=os.dup(fds[0])) as channel:
-                wire.send(channel, "idle" if self._is_idle() else "busy")
+                answers.answer(channel, "idle" if self._is_idle() else "busy")
 
     def _is_idle(self) -> bool:
         """Whether nothing would be lost with this process but its spare monitor: no program runs,
@@ -129,7 +129,7 @@ class Init:
             pid = self._fork_monitor(lambda: fds)
         except OSError as error:
             with socket.socket(fileno=os.dup(fds[0])) as channel:
-                wire.send(channel, "error", str(error.errno), "start a process", "")
+                answers.answer(channel, "error", str(error.errno), "start a process", "")
         else:
             self._monitors[pid] = token
 
