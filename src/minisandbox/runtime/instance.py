@@ -5,16 +5,16 @@ venv active.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 
 from minisandbox.idmap import IdMap
 from minisandbox.records.layer import LayerRef
 from minisandbox.runtime import worktree
+from minisandbox.runtime.forwarding import of_sandbox
 from minisandbox.runtime.stack import Report, stack
-from minisandbox.sandbox import Bind, Profile, Reset, Result, Sandbox, Snapshot
+from minisandbox.sandbox import Bind, Profile, Reset, Sandbox, Snapshot
 from minisandbox.store import NodeStore, Store
 
 #: Where the repository and its environment are inside; the field's scripts and prompts name these
@@ -52,6 +52,9 @@ def environment_variables(network: str) -> dict[str, str]:
 class Instance:
     """A running instance. Use as a context manager; everything done in it is gone when it
     closes.
+
+    Commands and files are those of ``Sandbox``: see there. Commands start in ``/testbed``, with the
+    environment active.
     """
 
     def __init__(self, sandbox: Sandbox, *, head_tree: str, store: Store, idmap: IdMap) -> None:
@@ -60,51 +63,13 @@ class Instance:
         self._store = store
         self._idmap = idmap
 
-    def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        stdin: bytes | int | None = None,
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
-        user: str | int | None = None,
-        timeout: float | None = None,
-        max_output: int = 16 * 2**20,
-        merge_stderr: bool = False,
-        on_output: Callable[[str, bytes], None] | None = None,
-    ) -> Result:
-        """Run shell text or an argv in ``/testbed``; see ``Sandbox.run``."""
-        return self.sandbox.run(
-            command,
-            stdin=stdin,
-            env=env,
-            cwd=cwd,
-            user=user,
-            timeout=timeout,
-            max_output=max_output,
-            merge_stderr=merge_stderr,
-            on_output=on_output,
-        )
-
-    def read_file(self, path: str, *, user: str | int | None = None) -> bytes:
-        """The content of a file, byte for byte; with ``user``, as that user may."""
-        return self.sandbox.read_file(path, user=user)
-
-    def write_file(
-        self, path: str, data: bytes | str, *, mode: int = 0o644, user: str | int | None = None
-    ) -> None:
-        """Write a file, making its parent directories: atomically, or with ``user`` as that user
-        may.
-        """
-        self.sandbox.write_file(path, data, mode=mode, user=user)
-
-    def upload(self, local: str | Path, remote: str) -> None:
-        """Copy a file or a directory of the host into the instance."""
-        self.sandbox.upload(Path(local), remote)
-
-    def download(self, remote: str, local: str | Path) -> None:
-        """Copy a file or a directory of the instance to the host."""
-        self.sandbox.download(remote, Path(local))
+    run = of_sandbox(Sandbox.run)
+    popen = of_sandbox(Sandbox.popen)
+    session = of_sandbox(Sandbox.session)
+    read_file = of_sandbox(Sandbox.read_file)
+    write_file = of_sandbox(Sandbox.write_file)
+    upload = of_sandbox(Sandbox.upload)
+    download = of_sandbox(Sandbox.download)
 
     def diff(self) -> bytes:
         """What was changed since the instance was built, as a patch that ``git apply`` takes,

@@ -344,7 +344,7 @@ class Sandbox:
         with channel:
             self._answer(channel, "done")
 
-    def upload(self, local: Path, remote: str) -> None:
+    def upload(self, local: str | Path, remote: str) -> None:
         """Copy a file or directory of the host to ``remote``, merging into a directory that is
         there.
 
@@ -367,7 +367,7 @@ class Sandbox:
                 os.close(write_end)
             self._answer(channel, "done")
 
-    def download(self, remote: str, local: Path) -> None:
+    def download(self, remote: str, local: str | Path) -> None:
         """Copy a file or directory of the sandbox to ``local``, merging into a directory that is
         there.
 
