@@ -7,6 +7,7 @@ to enable it (hazards G1, G3, G4, G6, G10, G16, G19).
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -198,6 +199,13 @@ def test_the_doctor_says_what_will_be_used(tmp_path: Path) -> None:
     assert said["overlay"][1].startswith(f"mounted {'by root' if root else 'in the user'}")
     assert said["/proc"] == ("ok", "its own")
     assert said["system calls"] == ("ok", "a seccomp filter of ours")
+    for name in ("memory", "cpus", "processes", "disk", "inodes", "open files"):
+        assert re.search(r", (enforced|watched): \w+", said[f"limit on {name}"][1])
+    rooms = {name: line for name, (_, line) in said.items() if name.startswith("room by ")}
+    assert len(rooms) == 7
+    counts = [int(line.partition(" ")[0].replace(",", "")) for line in rooms.values()]
+    assert counts == sorted(counts)
+    assert counts[0] > 0
 
 
 def test_the_doctor_asks_for_everything_at_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import InvalidInput
-from minisandbox.sandbox.limits import cgroups, ledger, processors
+from minisandbox.sandbox.limits import capacity, cgroups, ledger, processors
 from minisandbox.sandbox.limits.declared import Limits, memory_file_systems
 from minisandbox.sandbox.limits.footprint import measure
 from minisandbox.sandbox.limits.keeper import Account, Keeper
@@ -324,3 +324,19 @@ def test_what_becomes_of_who_writes_too_much(
     lines = (tmp_path / ledger.NAME).read_text().splitlines() if ended else []
     assert " ".join(" ".join(line.split()[:2]) for line in lines) == ended
     assert killed == [4711] * len(lines)
+
+
+def test_the_doctor_names_what_keeps_each_limit() -> None:
+    words = dict.fromkeys(ledger.LIMITS, "enforced")
+    texts = capacity.mechanisms(words, Limits(time=60), events="x/memory.oom_control", ids=65_536)
+    assert texts["memory"] == "8 GiB, enforced: by a control group (version 1)"
+    assert texts["time"] == "60, enforced: by the server's clock"
+    words = dict.fromkeys(ledger.LIMITS, "watched") | {
+        "time": "none",
+        "processes": "enforced",
+        "open_files": "enforced",
+    }
+    texts = capacity.mechanisms(words, Limits(), events="", ids=1)
+    assert "no control group" in texts["memory"]
+    assert texts["processes"] == "4,096, enforced: by RLIMIT_NPROC"
+    assert "time" not in texts

@@ -21,6 +21,7 @@ from minisandbox.errors import HostUnsupported, MiniSandboxError
 from minisandbox.idmap import IdMap, call_mapped, current, remove_tree
 from minisandbox.sandbox import refusals, rootfs
 from minisandbox.sandbox.client import Sandbox
+from minisandbox.sandbox.limits import capacity
 from minisandbox.sandbox.profile import Profile
 from minisandbox.sandbox.refusals import KERNEL_FLOOR
 
@@ -160,6 +161,21 @@ def _mechanisms(box: Sandbox, idmap: IdMap, scratch: Path) -> list[Check]:
     ]
 
 
+def _limits(box: Sandbox, profile: Profile, idmap: IdMap, scratch: Path) -> list[Check]:
+    """How each limit of the default profile holds here, and how many sandboxes fit."""
+    events = box._link.limits.events  # pyright: ignore[reportPrivateUsage]
+    texts = capacity.mechanisms(box.limits, profile.limits, events=events, ids=idmap.count)
+    checks = [
+        Check(f"limit on {name.replace('_', ' ')}", True, text) for name, text in texts.items()
+    ]
+    rooms = capacity.rooms(box.pid, scratch, profile.limits)
+    checks.extend(
+        Check(f"room by {room.resource}", True, f"{room.count:,} sandboxes: {room.why}")
+        for room in rooms
+    )
+    return checks
+
+
 def _next(error: HostUnsupported, idmap: IdMap) -> list[Check]:
     """What will be refused as soon as ``error`` is mended, so that both are asked for at once."""
     covered = refusals.explain("proc", errno.EPERM, "Operation not permitted")
@@ -188,7 +204,7 @@ def _promises(directory: Path, idmap: IdMap) -> list[Check]:
         call_mapped(idmap, partial(_write_layer, layer, owner))
         profile = Profile(watch=True)
         with Sandbox.start([layer], scratch=scratch, idmap=idmap, profile=profile) as box:
-            checks = _mechanisms(box, idmap, scratch)
+            checks = [*_mechanisms(box, idmap, scratch), *_limits(box, profile, idmap, scratch)]
             for name, script, meaning in _PROMISES:
                 result = box.run(script, timeout=30)
                 ended = f"ended with {result.exit_code}"

@@ -199,7 +199,8 @@ def _become_init(
             # leave this process and its monitors, which inherit it, without descriptors or time.
             os.setresgid(-1, -1, _NOBODYS_GROUP)
         rlimits.limit_init(spec["limits"])
-        os.sched_setaffinity(0, spec["processors"])
+        if os.sched_getaffinity(0) != set(spec["processors"]):
+            os.sched_setaffinity(0, spec["processors"])
         linux.limit_capabilities(_CAPABILITIES)
         linux.forbid_new_privileges()
         try:

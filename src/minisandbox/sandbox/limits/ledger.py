@@ -47,7 +47,8 @@ class Ledger:
         self._path = os.path.join(path, NAME)
         self._lines: list[str] = []
         self._size = -1
-        self._events = ""
+        #: The kernel's count of processes killed for memory; empty where it keeps none.
+        self.events = ""
         self.words: dict[str, str] = dict.fromkeys(LIMITS, NONE)
         for line in self._read():
             kind, _, rest = line.partition(" ")
@@ -55,17 +56,17 @@ class Ledger:
                 name, _, word = rest.partition(" ")
                 self.words[name] = word
             elif kind == "events":
-                self._events = rest
+                self.events = rest
 
     def mark(self) -> tuple[int, int]:
         """Where things stand now, for :meth:`since`."""
-        return len(self._read()), cgroups.kills(self._events) if self._events else 0
+        return len(self._read()), cgroups.kills(self.events) if self.events else 0
 
     def since(self, mark: tuple[int, int]) -> str:
         """The limit for which something was ended since ``mark``, or nothing."""
         for line in reversed(self._read()[mark[0] :]):
             return line.split(" ", 2)[1]
-        return "memory" if self._events and cgroups.kills(self._events) > mark[1] else ""
+        return "memory" if self.events and cgroups.kills(self.events) > mark[1] else ""
 
     def cause_of_death(self) -> str:
         """Why the server ended the sandbox, as a clause; nothing if it did not."""
