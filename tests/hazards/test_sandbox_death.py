@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -16,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import HostUnsupported, InvalidInput, SandboxDied
-from minisandbox.idmap import IdMap
-from minisandbox.sandbox import Sandbox, connection, wire
+from minisandbox.idmap import IdMap, remove_tree
+from minisandbox.sandbox import Limits, Profile, Sandbox, connection, wire
 
 SOURCE = Path(connection.__file__).parents[2]
 
@@ -148,6 +149,83 @@ def test_a_forked_child_takes_no_part_of_its_parents_sandboxes(start) -> None:
         assert other.run("ls /root").stdout == b""
     assert box.read_file("/root/x") == b"x\n"
     snapshot.close()
+
+
+def test_a_removed_scratch_directory_harms_no_other_sandbox(
+    start, fresh_server, scratch: Path, idmap: IdMap
+) -> None:
+    elsewhere = scratch / "elsewhere"
+    elsewhere.mkdir()
+    box, other = start(scratch=elsewhere), start()
+    remove_tree(elsewhere, idmap)
+    box.close()
+    assert start()._link.server is other._link.server
+    assert other.run("echo unharmed").stdout == b"unharmed\n"
+
+
+def test_a_limit_holds_where_it_cannot_be_noted(
+    start, fresh_server, scratch: Path, idmap: IdMap
+) -> None:
+    elsewhere = scratch / "elsewhere"
+    elsewhere.mkdir()
+    other = start()
+    box = start(scratch=elsewhere, profile=Profile(limits=Limits(time=1)))
+    remove_tree(elsewhere, idmap)
+    assert eventually(lambda: gone(box.pid))
+    assert not box.alive
+    assert start()._link.server is other._link.server
+
+
+def test_a_sandbox_that_is_forgotten_is_removed(start, scratch: Path, idmap: IdMap) -> None:
+    box = Sandbox.start([], scratch=scratch, idmap=idmap)
+    box.run("mkdir -m 0 /root/x; sleep 1000 &")
+    place, pid = box._link.box, box.pid
+    held = [box]
+    del box
+    with pytest.warns(ResourceWarning):
+        held.clear()  # no cycle keeps it
+    assert eventually(lambda: gone(pid) and not place.exists())
+
+
+def test_a_copy_that_fails_leaves_nothing_and_says_why(start, fresh_server) -> None:
+    box = start()
+    box.run("head -c 5M /dev/zero > /root/x; sleep 1000 &")
+    home = box._link.box.parent
+    # As a full disk would: the copy is of the server's forks, and cannot become so large.
+    resource.prlimit(box._link.server.process.pid, resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    with pytest.raises(OSError, match=r"cannot be copied: .*cp: .*File too large"):
+        box.snapshot()
+    assert eventually(lambda: sorted(os.listdir(home)) == ["1", "lock"])
+    assert box.run("pgrep -c sleep").stdout == b"1\n"
+
+
+def test_too_few_descriptors_of_the_server_stop_no_sandbox(start, fresh_server) -> None:
+    boxes = [start()]
+    server = boxes[0]._link.server.process.pid
+    soft, hard = resource.prlimit(server, resource.RLIMIT_NOFILE)
+    assert soft == hard
+    most, refused = len(os.listdir(f"/proc/{server}/fd")), set[bool]()
+    for limit in range(most, most + 12):
+        resource.prlimit(server, resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            boxes.append(start())
+        except HostUnsupported as error:
+            refused.add("too many open files" in str(error).lower())
+        assert [box.run("echo x").stdout for box in boxes] == [b"x\n"] * len(boxes)
+    assert refused == {True}
+    assert len(boxes) > 1
+
+
+def test_a_client_without_descriptors_still_closes(start, fresh_server) -> None:
+    box, other = start(), start()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        box.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert eventually(lambda: not box._link.box.exists())
+    assert other.run("echo x").stdout == b"x\n"
 
 
 def test_a_client_that_does_not_wait_for_an_answer_kills_nothing(start) -> None:

@@ -230,13 +230,21 @@ def _await_ready(link: Link, timeout: float) -> tuple[int, list[int]]:
     if fields[:1] == ["refused"]:
         raise refusals.explain(fields[1], int(fields[2]), fields[3])
     if fields[:1] != ["ready"]:
-        reason = " ".join(fields[1:]) or link.server.log_tail() or "its first process was killed"
+        reason = " ".join(fields[1:]) or _reason_in_log(link)
         raise HostUnsupported("starting a sandbox", reason, "run `minisandbox doctor`")
     link.control.settimeout(None)
     link.box = Path(fields[1])
     link.limits = Ledger(fields[1])
     link.init_pid = int(fields[2])
     return int(fields[3]), fds
+
+
+def _reason_in_log(link: Link) -> str:
+    try:
+        link.server.ask("close", link.name)  # when that is done, all has been logged
+    except OSError:
+        pass  # the server has ended, and maybe logged why
+    return link.server.log_tail() or "its first process was killed"
 
 
 def _take_over(link: Link, spec: dict[str, Any], refusal: int, fds: list[int]) -> None:

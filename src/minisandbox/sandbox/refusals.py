@@ -51,6 +51,10 @@ def explain(step: str, number: int, detail: str) -> MiniSandboxError:
         )
     if number == errno.ENOSPC and step in ("namespaces", "mounts"):
         return namespaces.refused(number, detail, mechanism)
+    if number in (errno.EMFILE, errno.ENFILE):
+        return HostUnsupported(
+            "starting another sandbox", detail, "raise the limit on open files (`ulimit -n`)"
+        )
     if step == "namespaces":
         return namespaces.refused(number, detail)
     if step == "scratch":

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import select
 import signal
 import socket
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+#: How many descriptors come with each kind of request.
+_DESCRIPTORS = {"start": 2, "drop": 0, "end": 1, "close": 1, "copy": 1}
+
+
 class Box:
     """One sandbox: its directory, and the processes that the server waits for."""
 
@@ -48,6 +53,8 @@ class Box:
         self.path = os.path.join(home.path, name)
         self.starter = 0
         self.init = 0
+        #: Whether a fork writes to its directory, which is not ended but waited for.
+        self.filling = False
         #: Connected to PID 1.
         self.link: socket.socket | None = None
         #: How its PID 1 ended (negative: the signal); None while it has not.
@@ -65,7 +72,7 @@ class Box:
     @property
     def alive(self) -> bool:
         """Whether a process of it may be left."""
-        return bool(self.starter or self.init)
+        return bool(self.starter or self.init or self.filling)
 
     def kill(self) -> None:
         """End its processes; SIGCHLD comes when they are gone."""
@@ -135,14 +142,22 @@ class Server:
         if not fields:
             return False
         kind, name, *more = fields
-        if kind == "start":
+        if len(fds) < _DESCRIPTORS[kind]:
+            # The kernel drops those for which there is no room (unix(7)), and the client sees that.
+            sys.stderr.write("a request came without its descriptors: too many open files\n")
+            sys.stderr.flush()
+            for fd in fds:
+                os.close(fd)
+        elif kind == "start":
             with socket.socket(fileno=fds[1]) as control:
                 self._start(name, fds[0], control)
-            return True
-        if kind == "drop":
+        elif kind == "drop":
             self._close(name, None)
-            return True
-        reply = socket.socket(fileno=fds[0])
+        else:
+            self._do(kind, name, more, socket.socket(fileno=fds[0]))
+        return True
+
+    def _do(self, kind: str, name: str, more: list[str], reply: socket.socket) -> None:
         if name not in self._boxes:
             _answer(reply, "unknown")
         elif kind == "end":
@@ -151,12 +166,15 @@ class Server:
             self._close(name, reply)
         elif kind == "copy":
             self._copy(self._boxes[name], more[0], reply)
-        return True
 
     def _start(self, name: str, spec_fd: int, control: socket.socket) -> None:
         spec = wire.unpack(wire.read_all(spec_fd))
         os.close(spec_fd)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            starter.refuse(control, "processes", error)
+            return
         with theirs:
             try:
                 box = self._make(spec, name)
@@ -255,7 +273,12 @@ class Server:
     def _init_ended(self, box: Box, code: int) -> None:
         box.init = 0
         box.code = code
-        self._ended(box)
+        if code == 0 and not box.unwanted:
+            # It ends by itself when nobody holds its socket any more: a client that forgot it, or
+            # that has no descriptor left to say more.
+            self._close(box.name, None)
+        else:
+            self._ended(box)
 
     def _end(self, box: Box, reply: socket.socket) -> None:
         box.waiting.append(reply)
@@ -312,13 +335,23 @@ class Server:
         box: Box | None = None
 
         def done(code: int) -> None:
-            _answer(reply, *(("copied", box.path) if box and code == 0 else ("failed",)))
+            assert box is not None
+            box.filling = False
+            if code == 0 and not box.unwanted:
+                _answer(reply, "copied", box.path)
+            else:
+                _answer(reply, "failed")
+                if box.unwanted:
+                    self._ended(box)
+                else:
+                    self._close(name, None)
 
         try:
             box = self._make(source.spec, name)
             paths = os.path.join(source.path, "upper"), os.path.join(box.path, "upper")
             space = self._space(source.spec)
             self._fork(lambda: starter.copy(source.spec, space, *paths), done)
+            box.filling = True
         except OSError as error:
             _answer(reply, "failed", f"{error.strerror} ({error.filename})")
             self._close(name, None)
@@ -367,6 +400,9 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     os.umask(0o022)
+    # Each sandbox takes one, and without one for a moment all of them would suffer.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     client = int(sys.argv[2])
     try:
         handle = os.pidfd_open(client)

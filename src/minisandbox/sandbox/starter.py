@@ -280,14 +280,17 @@ def remove_stale(spec: dict[str, Any], space: int, stale: list[scratch.Stale]) -
 
 def copy(spec: dict[str, Any], space: int, source: str, target: str) -> None:
     """Copy an upper directory with all that overlayfs keeps in it, sharing blocks where the file
-    system can.
+    system can. Ends this process if that fails: cp has said why in the log, which the client
+    quotes.
     """
     if space >= 0:
         _become_inside_root(space)
     if spec["kind"] == "single":
-        _act_mapped(spec, lambda: _run_cp(source, target))
+        code = _act_mapped(spec, lambda: os._exit(_run_cp(source, target)))
     else:
-        _run_cp(source, target)
+        code = _run_cp(source, target)
+    if code != 0:
+        os._exit(1)
 
 
 def _remove(spec: dict[str, Any], path: str) -> None:
@@ -296,18 +299,19 @@ def _remove(spec: dict[str, Any], path: str) -> None:
     except PermissionError:
         if spec["kind"] != "single":
             raise
-        _act_mapped(spec, lambda: removal.remove(path))
+        code = _act_mapped(spec, lambda: removal.remove(path))
+        if code != 0:
+            reason = f"the process that acts for the sandbox ended with {code}"
+            raise OSError(errno.EIO, reason, path) from None
 
 
-def _run_cp(source: str, target: str) -> None:
+def _run_cp(source: str, target: str) -> int:
     program = "/usr/bin/cp" if os.path.exists("/usr/bin/cp") else "/bin/cp"
     # Extended attributes by name: with --preserve=all they may be lost without a word, and an
     # opaque directory would show what was deleted.
     keep = "--preserve=mode,ownership,timestamps,links,xattr"
     argv = [program, "-R", "-d", keep, "--reflink=auto", "--sparse=auto", "--", source, target]
-    status = os.waitstatus_to_exitcode(os.waitpid(os.posix_spawn(program, argv, {}), 0)[1])
-    if status != 0:
-        raise OSError(errno.EIO, f"{program} ended with {status}", source)
+    return os.waitstatus_to_exitcode(os.waitpid(os.posix_spawn(program, argv, {}), 0)[1])
 
 
 def _become_inside_root(space: int) -> None:
@@ -315,8 +319,7 @@ def _become_inside_root(space: int) -> None:
     linux.become_inside_root(groups=True)
 
 
-def _act_mapped(spec: dict[str, Any], action: Callable[[], None]) -> None:
+def _act_mapped(spec: dict[str, Any], action: Callable[[], None]) -> int:
+    """Run ``action`` as root of the sandbox's map; returns the exit code of the fork that did."""
     child = linux.fork_mapped(spec["uids"], spec["gids"], map_writers=None, child=action)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    if status != 0:
-        raise OSError(errno.EIO, f"the process that acts for the sandbox ended with {status}")
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

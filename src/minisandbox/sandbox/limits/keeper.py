@@ -7,6 +7,7 @@ of them is the kernel's. A sandbox in which nothing runs costs one small read fo
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -27,6 +28,8 @@ _PERIOD_MEMORY = 0.25
 _PERIOD = 1.0
 #: A walk of an upper directory is followed by a pause this many times as long.
 _PAUSE = 20.0
+#: What the host is short of for a moment: the next look makes up for it.
+_SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 #: Looks in a row at which memory was exceeded, though everything had been told to end, after which
 #: the sandbox is ended.
 _PATIENCE = 20
@@ -127,7 +130,7 @@ class Keeper:
             return
         if killed and not account.doomed and cgroups.kills(account.group.events):
             why = f"the kernel ended it at its memory limit of {_amount(account.limits['memory'])}"
-            ledger.note(account.path, "died", "memory", why)
+            _note(account, "died", "memory", why)
         self._spread.give_back(account.processors)
         if self._groups is not None:
             self._groups.remove(account.group)
@@ -151,7 +154,11 @@ class Keeper:
             if account.init and now >= account.next_look:
                 watched = account.watches("memory", "processes")
                 account.next_look = now + (_PERIOD_MEMORY if watched else _PERIOD)
-                self._look_at(account, now)
+                try:
+                    self._look_at(account, now)
+                except OSError as error:
+                    if error.errno not in _SHORT:
+                        raise
         if not self._walking:
             self._walk_next(now)
 
@@ -208,7 +215,10 @@ class Keeper:
     def _walk(self, account: Account) -> None:
         # A child, as only a process of its own can enter the sandbox's user namespace, and because
         # a walk takes as long as a tree is large.
-        report = os.memfd_create("footprint")
+        try:
+            report = os.memfd_create("footprint")
+        except OSError:  # no descriptor to be had now
+            return
         most_bytes, most_inodes = account.most("disk"), account.most("inodes")
         started = time.monotonic()
 
@@ -260,13 +270,20 @@ class Keeper:
 
     def _end(self, account: Account, limit: str, why: str) -> None:
         account.doomed = True
-        ledger.note(account.path, "died", limit, why)
+        _note(account, "died", limit, why)
         os.kill(account.init, signal.SIGKILL)  # a child that was not collected: the number is its
 
 
 def _stop(account: Account, limit: str, why: str) -> None:
-    ledger.note(account.path, "stopped", limit, why)
+    _note(account, "stopped", limit, why)
     os.kill(account.init, init.STOP)
+
+
+def _note(account: Account, what: str, limit: str, why: str) -> None:
+    try:
+        ledger.note(account.path, what, limit, why)
+    except OSError:
+        pass  # a full disk, or a directory that somebody removed: what is to end ends all the same
 
 
 def _words(spec: dict[str, Any], controllers: frozenset[str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ but a cpuset); the watchdog narrows it, and where there is a cgroup of version 2
 
 from __future__ import annotations
 
+import errno
 import os
 
 
@@ -51,6 +52,8 @@ def narrow(threads: list[int], processors: list[int]) -> bool:
             if os.sched_getaffinity(thread) - allowed:
                 os.sched_setaffinity(thread, allowed)
                 found = True
-        except ProcessLookupError:
-            continue
+        except OSError as error:
+            # It has ended, or the host has just taken these processors away.
+            if error.errno not in (errno.ESRCH, errno.EINVAL):
+                raise
     return found
