@@ -4,6 +4,8 @@ CORES ?= all
 # Two processes, a file's tests in one: most tests wait for other processes, and some files build a project first.
 PARALLEL = -n 2 --dist loadfile
 PYTEST = .venv/bin/python -m pytest -rs $(PARALLEL)
+AS_USER = .venv/bin/python tools/as_ordinary_user.py
+PYTEST_AS_USER = -m pytest -rs $(PARALLEL) -p no:cacheprovider
 # What cannot differ by user is not run again for one.
 UNIT_BY_USER = $(shell grep -lE '\bidmap\b|mark\.user' tests/unit/*.py)
 SKETCHES = Snakefile workflow/rules
@@ -31,8 +33,9 @@ test-unit: venv-dev  ## tests of pure logic
 test-sandbox: venv-dev  ## the sandbox and the field's known hazards, as whoever you are
 	@$(PYTEST) tests/sandbox tests/hazards tests/integrations
 
-test-sandbox-user: venv-dev  ## as root: all of this, and the main job, once more as an ordinary user
-	@.venv/bin/python tools/as_ordinary_user.py -m pytest -rs $(PARALLEL) -p no:cacheprovider $(UNIT_BY_USER) tests/sandbox tests/hazards tests/integrations tests/workflow/test_end_to_end.py
+test-sandbox-user: venv-dev  ## as root: all of this once more as an ordinary user, with a range of ids and with one; then the main job
+	@$(AS_USER) --with-range $(PYTEST_AS_USER) tests/sandbox tests/hazards tests/integrations
+	@$(AS_USER) $(PYTEST_AS_USER) $(UNIT_BY_USER) tests/workflow/test_end_to_end.py
 
 test-workflow: venv-dev  ## the pipeline end to end (needs the package index)
 	@$(PYTEST) tests/workflow
