@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -26,7 +27,8 @@ from inspect_ai.util._sandbox.self_check import *  # noqa: F403
 from minisandbox.errors import InstanceUnknown, InvalidInput
 from minisandbox.idmap import IdMap, current, single
 from minisandbox.integrations.inspect_ai import MiniSandboxConfig, MiniSandboxEnvironment
-from minisandbox.store import unpacked
+from minisandbox.sandbox import Limits, Profile, Sandbox
+from minisandbox.store import NodeStore, default_node_root, unpacked
 
 pytestmark = pytest.mark.anyio
 
@@ -115,6 +117,25 @@ async def test_a_timeout_keeps_the_output_and_is_not_tried_again(
     assert await environment.read_file("tries") == "once\n"
 
 
+@pytest.mark.parametrize("concurrency", [True, False])
+async def test_a_call_that_is_cancelled_ends_its_command(
+    environment: MiniSandboxEnvironment, concurrency: bool
+) -> None:
+    script = "trap '' TERM; setsid sleep 1000.25 & touch begun; sleep 1000.25"
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(
+                partial(environment.exec, ["sh", "-c", script], concurrency=concurrency)
+            )
+            while not (await environment.exec(["rm", "begun"], concurrency=False)).success:
+                await anyio.sleep(0.02)
+            scope.cancel()
+    count = ["sh", "-c", "ps -eo args | grep -c '^sleep 1000[.]25$'"]
+    with anyio.fail_after(20):
+        while (await environment.exec(count)).stdout != "0\n":
+            await anyio.sleep(0.02)
+
+
 async def test_output_beyond_the_limit_raises_with_both_ends(
     environment: MiniSandboxEnvironment,
 ) -> None:
@@ -126,6 +147,17 @@ async def test_output_beyond_the_limit_raises_with_both_ends(
     assert kept is not None
     assert kept.startswith("begin\n")
     assert kept.endswith("end\n")
+
+
+async def test_a_command_that_a_limit_ended_says_so(node: IdMap) -> None:
+    store = NodeStore(default_node_root())
+    profile = Profile(limits=Limits(memory=128 << 20))
+    with Sandbox.start([], scratch=store.scratch, idmap=node, profile=profile) as box:
+        bounded = MiniSandboxEnvironment(box, user="root", file_user=None)
+        bomb = await bounded.exec(["/usr/bin/python3", "-c", "print(len(b'x' * (1 << 29)))"])
+        assert not bomb.success
+        assert bomb.stderr.endswith("the sandbox reached its limit of memory\n")
+        assert (await bounded.exec(["echo", "alive"])).stderr == ""
 
 
 async def test_files_that_are_not_what_was_asked_for(

@@ -10,6 +10,7 @@ Inspect finds this module by the entry point group ``inspect_ai``. The contract 
 - A timeout is one of the command, whose tree has been ended: it is never tried again, whatever
   ``timeout_retry`` says, since the first try may have had effects.
 - Output beyond the limit raises, with both of its ends; it is never cut in silence.
+- A call that is cancelled has ended what it began, with all that that started.
 - Sandboxes end with this process, however it ends; ``inspect sandbox cleanup`` has nothing to do.
 """
 
@@ -17,15 +18,13 @@ from __future__ import annotations
 
 import errno
 import functools
-import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
 import anyio
-from anyio import to_thread
 from inspect_ai.util import (
     ExecResult,
     OutputLimitExceededError,
@@ -44,9 +43,8 @@ from minisandbox.errors import InvalidInput, SandboxDied, SandboxFileError
 from minisandbox.runtime import Cache, Instance, open_cache
 from minisandbox.runtime.cache import MANIFEST_NAME
 from minisandbox.sandbox import Result, Sandbox
+from minisandbox.sandbox.aio import AsyncSandbox, in_thread
 from minisandbox.store import NodeStore, default_node_root
-
-T = TypeVar("T")
 
 #: Who works in a bare sandbox: an account of its own, with an id that is nobody's in the base.
 AGENT = "agent"
@@ -66,10 +64,6 @@ _INSTANCE_KEYS = ("instance_id", "__sample_id__")
 _CANNOT_EXECUTE = 126
 #: What a path can be wrong about, where the contract knows only that there is no such file.
 _NO_SUCH_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
-
-#: How many commands run at once is for ``concurrency`` to say, not for the pool of threads that
-#: wait for them: one that only waits must not keep out the one it waits for.
-_WAITING = anyio.CapacityLimiter(math.inf)
 
 
 class CommandTimedOut(TimeoutError):
@@ -115,6 +109,7 @@ class MiniSandboxEnvironment(SandboxEnvironment):
     ) -> None:
         super().__init__()
         self.box = box
+        self._box = AsyncSandbox(box)
         self.user = user
         self.file_user = file_user
         self.instance = instance
@@ -139,7 +134,8 @@ class MiniSandboxEnvironment(SandboxEnvironment):
     ) -> dict[str, SandboxEnvironment]:
         """Start the sandbox; raises what ``Cache.materialize`` and ``Sandbox.start`` do."""
         settings = _settings(config)
-        return {"default": await in_thread(lambda: _start(settings, metadata))}
+        started = await in_thread(lambda: _start(settings, metadata), undo=_stop)
+        return {"default": started}
 
     @override
     @classmethod
@@ -153,7 +149,7 @@ class MiniSandboxEnvironment(SandboxEnvironment):
         """End the sandbox at once, after an interruption too: it takes milliseconds."""
         with anyio.CancelScope(shield=True):
             for environment in environments.values():
-                await in_thread(environment.as_type(MiniSandboxEnvironment).box.close)
+                await in_thread(partial(_stop, environment))
 
     @override
     @classmethod
@@ -174,7 +170,7 @@ class MiniSandboxEnvironment(SandboxEnvironment):
     ) -> ExecResult[str]:
         run_as = user or self.user
         run = partial(
-            self.box.run,
+            self._box.run,
             cmd,
             stdin=input.encode() if isinstance(input, str) else input,
             cwd=cwd,
@@ -186,20 +182,22 @@ class MiniSandboxEnvironment(SandboxEnvironment):
         try:
             if concurrency:
                 async with at_most("minisandbox", len(os.sched_getaffinity(0))):
-                    result = await in_thread(run, abandon=True)
+                    result = await run()
             else:
-                result = await in_thread(run, abandon=True)
+                result = await run()
         except SandboxDied as error:
             raise SandboxUnavailableError(str(error)) from error
         except SandboxFileError as error:
             return _without_user(error, run_as)
         _raise_for(result, cmd, timeout)
-        return ExecResult(result.ok, result.exit_code, result.stdout_text, result.stderr_text)
+        told = f"minisandbox: the sandbox reached its limit of {result.limit}\n"
+        errors = result.stderr_text + (told if result.limit else "")
+        return ExecResult(result.ok, result.exit_code, result.stdout_text, errors)
 
     @override
     async def write_file(self, file: str, contents: str | bytes) -> None:
         try:
-            await in_thread(partial(self.box.write_file, file, contents, user=self.file_user))
+            await self._box.write_file(file, contents, user=self.file_user)
         except SandboxDied as error:
             raise SandboxUnavailableError(str(error)) from error
         except SandboxFileError as error:
@@ -215,9 +213,8 @@ class MiniSandboxEnvironment(SandboxEnvironment):
     @override
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
         limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
-        read = partial(self.box.read_file, file, max_bytes=limit, user=self.file_user)
         try:
-            data = await in_thread(read)
+            data = await self._box.read_file(file, max_bytes=limit, user=self.file_user)
         except SandboxDied as error:
             raise SandboxUnavailableError(str(error)) from error
         except SandboxFileError as error:
@@ -232,11 +229,6 @@ class MiniSandboxEnvironment(SandboxEnvironment):
     @override
     def default_polling_interval(self) -> float:
         return 0.2  # a command takes milliseconds here
-
-
-async def in_thread(call: Callable[[], T], *, abandon: bool = False) -> T:
-    """What ``call`` returns; ``abandon`` says that a cancelled caller does not wait for it."""
-    return await to_thread.run_sync(call, abandon_on_cancel=abandon, limiter=_WAITING)
 
 
 def _settings(config: SandboxEnvironmentConfigType | None) -> MiniSandboxConfig:
@@ -293,6 +285,10 @@ def cache_in(folder: str) -> Cache:
 @functools.lru_cache(maxsize=8)
 def _read(path: Path, _inode: int, _time: int) -> Cache:
     return open_cache(path)
+
+
+def _stop(environment: SandboxEnvironment) -> None:
+    environment.as_type(MiniSandboxEnvironment).box.close()
 
 
 def _instance_id(settings: MiniSandboxConfig, metadata: Mapping[str, Any]) -> str:

@@ -26,9 +26,9 @@ from minisandbox.evaluate.judging import judge
 from minisandbox.integrations.inspect_ai.provider import (
     MiniSandboxEnvironment,
     cache_in,
-    in_thread,
 )
 from minisandbox.runtime import Instance
+from minisandbox.sandbox.aio import in_thread
 
 
 @scorer(metrics=[accuracy(), stderr()])
@@ -47,7 +47,7 @@ def resolved(cache: str) -> Scorer:
                 "scorer `resolved`", "has no instance to judge", "give the sandbox a cache"
             )
         async with at_most("minisandbox-grading", len(os.sched_getaffinity(0))):
-            patch, grade = await in_thread(lambda: _judge(cache, instance), abandon=True)
+            patch, grade = await in_thread(lambda: _judge(cache, instance))
         if not grade.is_verdict:
             raise GraderFailed(
                 "the grader", instance.sandbox.name, f"{grade.outcome}: {grade.reason}"
