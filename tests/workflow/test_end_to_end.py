@@ -507,6 +507,7 @@ def test_every_program_of_the_page_on_caches_works(build: Build, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert "12 instances" in done.stdout
     assert "True ()" in done.stdout
+    assert "True memory goes on" in done.stdout
     assert "+# a change" in done.stdout
     assert list((tmp_path / "docs").iterdir())
 
