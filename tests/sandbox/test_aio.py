@@ -95,6 +95,20 @@ def test_many_at_once_need_no_threads(in_loop) -> None:
     in_loop(test)
 
 
+def test_a_sandbox_that_is_being_copied_does_not_stop_the_loop(in_loop) -> None:
+    async def test(box: AsyncSandbox) -> None:
+        lock = box.blocking._lock  # held while a snapshot is copied
+        lock.acquire()
+        task = asyncio.create_task(box.run("echo x"))
+        for _ in range(5):
+            await asyncio.sleep(0.01)
+        assert not task.done()
+        lock.release()
+        assert (await task).stdout == b"x\n"
+
+    in_loop(test)
+
+
 def test_files(in_loop, tmp_path: Path) -> None:
     async def test(box: AsyncSandbox) -> None:
         data = os.urandom(3_000_000)

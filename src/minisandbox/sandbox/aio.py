@@ -80,10 +80,11 @@ async def _ready(loop: asyncio.AbstractEventLoop, wait: Wait) -> set[int]:
     timer = None if seconds is None else loop.call_later(seconds, wake)
     # Copies: two tasks may wait for one descriptor, of which a loop knows one reader only; and
     # another thread may close it, whose number the loop would then take for another.
-    copies = {os.dup(fd): fd for fd in wait.fds}
+    copies: list[int] = []
     try:
-        for copy, fd in copies.items():
-            loop.add_reader(copy, wake, fd)
+        for fd in wait.fds:
+            copies.append(os.dup(fd))
+            loop.add_reader(copies[-1], wake, fd)
         await woken
     finally:
         if timer is not None:

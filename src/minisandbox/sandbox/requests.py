@@ -28,6 +28,8 @@ from minisandbox.sandbox.steps import Cancelled, Steps, Wait
 EXIT_KILLED = 128 + 9
 #: How often a command is given to another monitor because the first was killed before it began.
 _MOST_BEGINNINGS = 5
+#: Seconds between two looks at whether the sandbox is free again.
+_LOOK_AGAIN = 0.002
 
 
 class Forgettable(Protocol):
@@ -171,7 +173,11 @@ class Requests:
         """
         try:
             for _ in range(_MOST_BEGINNINGS):
-                token, channel = self.send(request, [os.dup(fd) for fd in files])
+                yield from self._wait_for_turn(timeout)
+                try:
+                    token, channel = self.send_locked(request, [os.dup(fd) for fd in files])
+                finally:
+                    self._lock.release()
                 try:
                     fields, fds = yield from self.reply(
                         channel, sign, timeout=timeout, or_nothing=True
@@ -187,6 +193,15 @@ class Requests:
             for fd in files:
                 os.close(fd)
         raise SandboxFileError("start", "a command", errno.EINTR, "its process inside was killed")
+
+    def _wait_for_turn(self, timeout: float | None) -> Steps[None]:
+        """Take the lock, which is held for long while much is copied, without stopping a loop."""
+        deadline = None if timeout is None else time.monotonic() + timeout + capture.KILL_PATIENCE
+        while not self._lock.acquire(blocking=False):
+            if deadline is not None and time.monotonic() >= deadline:
+                reason = "the sandbox is being copied or started anew"
+                raise SandboxFileError("begin", "a request", errno.ETIMEDOUT, reason)
+            yield Wait((), time.monotonic() + _LOOK_AGAIN)
 
     def reply(
         self,
