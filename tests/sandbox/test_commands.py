@@ -104,6 +104,17 @@ def test_any_patience_is_possible(box: Sandbox, timeout: float) -> None:
     assert box.run("echo x", timeout=timeout).stdout == b"x\n"
 
 
+@pytest.mark.parametrize("timeout", [0, -1, math.inf, math.nan])
+def test_bad_start_timeouts_are_refused(start, timeout: float) -> None:
+    with pytest.raises(InvalidInput, match=f"start_timeout: is {timeout}"):
+        start(start_timeout=timeout)
+
+
+def test_negative_sizes_are_refused(box: Sandbox) -> None:
+    with pytest.raises(InvalidInput, match="max_output: is -1"):
+        box.run("echo x", max_output=-1)
+
+
 @pytest.mark.parametrize("timeout", [-1, -math.inf, math.nan])
 def test_times_that_are_none_are_refused(box: Sandbox, timeout: float) -> None:
     with pytest.raises(InvalidInput, match=r"timeout: is .*seconds from 0 on"):

@@ -100,6 +100,8 @@ def open_streams(
     stderr_file: Path | None,
 ) -> Generator[list[Stream], None, None]:
     """The streams of one command; raises ``OSError`` for a file that cannot be written."""
+    if limit < 0:
+        raise InvalidInput("max_output", f"is {limit}", "give a number of bytes from 0 on")
     if merged and stderr_file is not None:
         raise InvalidInput(
             "stderr_file", "has no stream with merge_stderr", "both are in stdout_file"

@@ -28,7 +28,7 @@ from minisandbox.sandbox.requests import EXIT_KILLED, Requests, check_timeout
 from minisandbox.sandbox.result import EXIT_TIMED_OUT, Result
 from minisandbox.sandbox.session import Session
 from minisandbox.sandbox.snapshots import Kept, Reset, Snapshot, SnapshotWay
-from minisandbox.sandbox.steps import Cancelled, Steps, blocking, finish
+from minisandbox.sandbox.steps import LONGEST_WAIT, Cancelled, Steps, blocking, finish
 from minisandbox.sandbox.watching import Attempt
 
 DEFAULT_ENV: Mapping[str, str] = {
@@ -100,6 +100,10 @@ class Sandbox:
         added to ``DEFAULT_ENV`` for every command. Raises ``HostUnsupported`` where the kernel
         refuses something, and ``InvalidInput`` for layers that cannot be stacked.
         """
+        if not 0 < start_timeout <= LONGEST_WAIT:
+            raise InvalidInput(
+                "start_timeout", f"is {start_timeout}", "give seconds above 0, a day at most"
+            )
         options = _Options(scratch, idmap or current(), profile or Profile(), start_timeout)
         return cls(tuple(layers), options, {**DEFAULT_ENV, **(env or {})}, cwd, name)
 
@@ -409,11 +413,12 @@ class Sandbox:
                 self._kept = kept
                 raise
             old, self._requests.link = self._link, link
-            self._requests.forget_all("the sandbox was reset")
             try:
                 old.drop()
             except OSError:
                 pass  # it was dead already, and its server with it
+            # After its end: a thread that reads what a process prints keeps the stream open.
+            self._requests.forget_all("the sandbox was reset")
         for part in kept:
             part.release()
         return Reset("restarted", time.monotonic() - started)
