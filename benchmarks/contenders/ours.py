@@ -6,13 +6,12 @@ import time
 
 from contenders import ANSWER, FIRST, PYTHON, milliseconds
 from minisandbox.runtime import Instance
-from minisandbox.sandbox import Sandbox
 from subjects import Subject
 
 _LEFT = "/testbed/left-by-the-benchmark"
 
 
-def answer(instance: Instance | Sandbox, command: tuple[str, ...] = FIRST) -> None:
+def answer(instance: Instance, command: tuple[str, ...] = FIRST) -> None:
     """Run a command that prints what it should; raises ``RuntimeError`` when it does not."""
     result = instance.run(command)
     if result.stdout != ANSWER or result.exit_code:
@@ -39,13 +38,13 @@ class Ours:
             times["command, python"] = milliseconds(lambda: answer(instance, PYTHON))
             instance.write_file(_LEFT, b"")
             started = time.perf_counter()
-            with instance.sandbox.fork() as child:
+            with instance.fork() as child:
                 times["fork"] = (time.perf_counter() - started) * 1000
                 answer(child)
                 times["fork and a command"] = (time.perf_counter() - started) * 1000
                 answer(child, ("/bin/sh", "-c", f"test -e {_LEFT} && echo x"))
             started = time.perf_counter()
-            instance.sandbox.reset()
+            instance.reset()
             times["reset"] = (time.perf_counter() - started) * 1000
             answer(instance)
             times["reset and a command"] = (time.perf_counter() - started) * 1000
