@@ -242,3 +242,27 @@ def test_output_is_told_as_it_comes(box: Sandbox) -> None:
     assert ("stderr", b"two\n") in [piece[:2] for piece in seen]
     assert seen[-1][2] - seen[0][2] > 0.5, "everything came at the end"
     assert result.stdout == b"one\nthree\n"
+
+
+def private_kib(pid: int) -> int:
+    try:
+        rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0  # it has ended
+    return sum(int(row.split()[1]) for row in rows if row.startswith("Private_"))
+
+
+def test_a_sandbox_that_pauses_holds_little_and_goes_on(start) -> None:
+    box = start()
+    assert box.run(["echo", "x"]).stdout == b"x\n"
+    time.sleep(0.6)
+    children = Path(f"/proc/{box.pid}/task/{box.pid}/children")
+    end = time.monotonic() + 20
+    while sum(map(private_kib, [box.pid, *map(int, children.read_text().split())])) > 1536:
+        assert time.monotonic() < end, "both hold what either has ever touched"
+        time.sleep(0.05)
+    with box.snapshot() as snapshot:
+        assert snapshot.way == "sealed"  # a monitor that is exchanged is nothing that runs
+    box.run("sleep 1000 & echo $! > /tmp/pid")
+    time.sleep(0.6)
+    assert box.run("kill $(cat /tmp/pid) && echo y").stdout == b"y\n"
