@@ -15,7 +15,7 @@ import signal
 import socket
 
 from minisandbox import linux, removal
-from minisandbox.sandbox import init, rootfs, scratch, wire
+from minisandbox.sandbox import copying, init, rootfs, scratch, wire
 from minisandbox.sandbox.limits import cgroups, rlimits
 
 TYPE_CHECKING = False  # the typing module costs every start some milliseconds
@@ -279,16 +279,15 @@ def remove_stale(spec: dict[str, Any], space: int, stale: list[scratch.Stale]) -
 
 
 def copy(spec: dict[str, Any], space: int, source: str, target: str) -> None:
-    """Copy an upper directory with all that overlayfs keeps in it, sharing blocks where the file
-    system can. Ends this process if that fails: cp has said why in the log, which the client
-    quotes.
+    """Copy an upper directory, whoever of the sandbox's ids its files belong to. Ends this process if
+    that fails: cp has said why in the log, which the client quotes.
     """
     if space >= 0:
         _become_inside_root(space)
     if spec["kind"] == "single":
-        code = _act_mapped(spec, lambda: os._exit(_run_cp(source, target)))
+        code = _act_mapped(spec, lambda: os._exit(copying.copy_tree(source, target)))
     else:
-        code = _run_cp(source, target)
+        code = copying.copy_tree(source, target)
     if code != 0:
         os._exit(1)
 
@@ -303,15 +302,6 @@ def _remove(spec: dict[str, Any], path: str) -> None:
         if code != 0:
             reason = f"the process that acts for the sandbox ended with {code}"
             raise OSError(errno.EIO, reason, path) from None
-
-
-def _run_cp(source: str, target: str) -> int:
-    program = "/usr/bin/cp" if os.path.exists("/usr/bin/cp") else "/bin/cp"
-    # Extended attributes by name: with --preserve=all they may be lost without a word, and an
-    # opaque directory would show what was deleted.
-    keep = "--preserve=mode,ownership,timestamps,links,xattr"
-    argv = [program, "-R", "-d", keep, "--reflink=auto", "--sparse=auto", "--", source, target]
-    return os.waitstatus_to_exitcode(os.waitpid(os.posix_spawn(program, argv, {}), 0)[1])
 
 
 def _become_inside_root(space: int) -> None:
