@@ -81,3 +81,18 @@ def test_the_timeout_of_one_thread_is_not_anothers(start) -> None:
     box = start()
     assert box.run("sleep 1000", timeout=0).timed_out
     assert not box.run("sleep 0.3", timeout=30).timed_out
+
+
+def test_a_program_without_its_first_thread_ends_alone(start) -> None:
+    """It shows as a zombie; where it was overlooked, everything in the sandbox was ended for it."""
+    box = start()
+    box.run("setsid sleep 1000 >/dev/null 2>&1 &")
+    code = (
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(1000,)).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)"
+    )
+    assert box.run(["python3", "-c", code], timeout=1).timed_out
+    left = box.run("ps -eo args").stdout
+    assert b"sleep 1000" in left
+    assert b"defunct" not in left

@@ -1,8 +1,10 @@
 """Stopping everything in a sandbox for a moment, the side inside.
 
 By signals, which a program can see: a shell with job control that is stopped before its children
-and continued after them does not notice that they were. Invariant: what was stopped before stays
-stopped, and all else runs again, also when the client is gone.
+and continued after them does not notice that they were. A program that has a timer send it SIGCONT
+is not held, and its files may be copied half-written; nothing else hangs on it (``copying``).
+Invariant: what was stopped before stays stopped, and all else runs again, also when the client is
+gone.
 """
 
 from __future__ import annotations
@@ -38,15 +40,16 @@ def _stop_all(stopped: list[int]) -> None:
     me, asked = os.getpid(), set[int]()
     while True:
         # Parents first: a new process is below one that runs, so the next look finds it.
-        states = {pid: processes.state(pid) for pid in processes.descendants(1) if pid != me}
-        running = [pid for pid, state in states.items() if state not in "TtZX"]
+        below = [pid for pid in processes.descendants(1) if pid != me]
+        running = [pid for pid in below if not processes.is_stopped(pid)]
         if not running:
             return
         for pid in running:
             if pid not in asked:
                 asked.add(pid)
                 stopped.append(pid)
-                processes.send_signal(pid, signal.SIGSTOP)
+            # Again and again: one that still runs may have let it go on.
+            processes.send_signal(pid, signal.SIGSTOP)
         if time.monotonic() > deadline:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), "the processes of the sandbox")
         time.sleep(0.0005)

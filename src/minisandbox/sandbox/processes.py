@@ -80,8 +80,9 @@ def _rows() -> list[tuple[int, int, int]]:
                 fields = stat.read().rpartition(b")")[2].split()
         except OSError:
             continue
-        if fields[0] not in (b"Z", b"X"):
-            # State, parent and starttime: fields 3, 4 and 22 of proc_pid_stat(5).
+        # State, parent, num_threads and starttime: fields 3, 4, 20 and 22 of proc_pid_stat(5). A
+        # program whose first thread alone has ended shows as a zombie, and runs on.
+        if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:
             rows.append((int(name), int(fields[1]), int(fields[19])))
     return rows
 
@@ -119,13 +120,33 @@ def children(pid: int) -> set[int] | None:
         return None
 
 
-def state(pid: int) -> str:
-    """The letter of proc(5) for what ``pid`` does; ``X`` when it is gone."""
+#: What runs for another process with its memory until that executes a program: clone(2) with
+#: CLONE_VFORK, and vfork(2). aarch64 has only the first.
+_FORKS = {"x86_64": (b"56", b"58"), "aarch64": (b"220",)}
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether no thread of ``pid`` runs: each is stopped, or has ended, or waits for a child to
+    which it lent its memory, and which is stopped itself if all are (vfork(2)).
+    """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return chr(stat.read().rpartition(b")")[2].split()[0][0])
+        threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        return "X"
+        return True  # it is gone
+    return all(_is_still(f"/proc/{pid}/task/{thread}") for thread in threads)
+
+
+def _is_still(thread: str) -> bool:
+    try:
+        with open(f"{thread}/stat", "rb") as stat:
+            state = stat.read().rpartition(b")")[2].split()[0]
+        if state == b"D":
+            # It cannot be stopped there, but it stops before its program goes on.
+            with open(f"{thread}/syscall", "rb") as call:
+                return call.read().split()[0] in _FORKS.get(os.uname().machine, ())
+    except OSError:
+        return not os.path.exists(thread)
+    return state in (b"T", b"t", b"Z", b"X")
 
 
 def send_signal(pid: int, number: int) -> None:
