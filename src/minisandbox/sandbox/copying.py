@@ -19,8 +19,9 @@ _SOURCE, _TARGET = "source", "target"
 
 
 def copy_tree(source: str, target: str) -> int:
-    """Copy ``source`` to ``target``, the only entry of its directory, with all that
-    overlayfs keeps in it, sharing blocks where the  file system can. Raises ``OSError``.
+    """Copy ``source`` to ``target``, the only entry of its directory, with all that overlayfs keeps
+    in it, sharing blocks where the file system can. Returns the exit code of cp; raises ``OSError``
+    for what comes before.
 
     For a fork, which loses its view of the host. Needs CAP_SYS_ADMIN in its user namespace.
     """

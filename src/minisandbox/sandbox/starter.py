@@ -279,8 +279,8 @@ def remove_stale(spec: dict[str, Any], space: int, stale: list[scratch.Stale]) -
 
 
 def copy(spec: dict[str, Any], space: int, source: str, target: str) -> None:
-    """Copy an upper directory, whoever of the sandbox's ids its files belong to. Ends this process if
-    that fails: cp has said why in the log, which the client quotes.
+    """Copy an upper directory, whoever of the sandbox's ids its files belong to. Ends this process
+    if that fails: cp has said why in the log, which the client quotes.
     """
     if space >= 0:
         _become_inside_root(space)
