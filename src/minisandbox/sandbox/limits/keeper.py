@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 #: gigabyte in that time.
 _PERIOD_MEMORY = 0.25
 _PERIOD = 1.0
-#: A walk of an upper directory is followed by a pause this many times as long.
+#: A walk of an upper directory is followed by a pause this many times as long as its processor
+#: time, whatever sandbox is next; and what starting one takes, in seconds.
 _PAUSE = 20.0
+_WALK_START = 0.002
 #: What the host is short of for a moment: the next look makes up for it.
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 #: Looks in a row at which memory was exceeded, though everything had been told to end, after which
@@ -96,6 +98,7 @@ class Keeper:
         self._groups: cgroups.Groups | None = None
         self._spread = processors.Spread(os.sched_getaffinity(0))
         self._walking = False
+        self._next_walk = 0.0
 
     def admit(self, name: str, spec: dict[str, Any], path: str) -> dict[str, Any]:
         """Prepare the limits of a sandbox with the directory ``path``; returns the spec with
@@ -159,7 +162,7 @@ class Keeper:
                 except OSError as error:
                     if error.errno not in _SHORT:
                         raise
-        if not self._walking:
+        if not self._walking and now >= self._next_walk:
             self._walk_next(now)
 
     def _look_at(self, account: Account, now: float) -> None:
@@ -206,11 +209,14 @@ class Keeper:
             processors.narrow(sample.threads, account.processors)
 
     def _walk_next(self, now: float) -> None:
-        for account in self._accounts.values():
-            due = account.written and now >= account.next_walk
-            if account.init and due and account.watches("disk", "inodes"):
-                self._walk(account)
-                return
+        due = [
+            account
+            for account in self._accounts.values()
+            if account.init and account.written and now >= account.next_walk
+            if account.watches("disk", "inodes")
+        ]
+        if due:
+            self._walk(min(due, key=lambda account: account.next_walk))
 
     def _walk(self, account: Account) -> None:
         # A child, as only a process of its own can enter the sandbox's user namespace, and because
@@ -220,7 +226,6 @@ class Keeper:
         except OSError:  # no descriptor to be had now
             return
         most_bytes, most_inodes = account.most("disk"), account.most("inodes")
-        started = time.monotonic()
 
         def child() -> None:
             os.nice(10)
@@ -231,7 +236,7 @@ class Keeper:
                 linux.enter_namespace(handle, linux.CLONE_NEWUSER)
             upper = os.path.join(account.path, "upper")
             found = footprint.measure(upper, most_bytes=most_bytes, most_inodes=most_inodes)
-            os.write(report, b"%d %d" % found)
+            os.write(report, b"%d %d %d" % (*found, time.process_time_ns()))
 
         def finish(_: int) -> None:
             self._walking = False
@@ -239,8 +244,10 @@ class Keeper:
                 file.seek(0)
                 found = file.readall().split()
             now = time.monotonic()
-            account.next_walk = now + max(_PERIOD, _PAUSE * (now - started))
-            if len(found) == 2 and account.name in self._accounts:
+            account.next_walk = now + _PERIOD
+            took = int(found[2]) / 1e9 if len(found) == 3 else 0.0
+            self._next_walk = now + _PAUSE * (took + _WALK_START)
+            if len(found) == 3 and account.name in self._accounts:
                 self._judge(account, int(found[0]), int(found[1]))
 
         account.written = False  # from now on; what is written meanwhile is seen by the next look
