@@ -151,6 +151,16 @@ def test_a_forked_child_takes_no_part_of_its_parents_sandboxes(start) -> None:
     snapshot.close()
 
 
+def test_an_interpreter_that_is_none_is_named(
+    start, fresh_server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(sys, "executable", "/no/python")
+    with pytest.raises(HostUnsupported, match=r"the server of sandboxes .* /no/python cannot be"):
+        start()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_a_removed_scratch_directory_harms_no_other_sandbox(
     start, fresh_server, scratch: Path, idmap: IdMap
 ) -> None:

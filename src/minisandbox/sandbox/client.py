@@ -427,9 +427,11 @@ class Sandbox:
         """What its files are now, for :meth:`start_from`.
 
         Where nothing runs inside, its upper directory is sealed, and it goes on above it with a new
-        PID 1. Where something runs, all processes are stopped, the upper directory is copied, and
-        they go on. Raises ``SandboxDied``, ``InvalidInput`` when its layers have become too many,
-        ``SandboxFileError`` when the processes do not stop, and ``OSError`` if the copy fails.
+        PID 1: its listening sockets are new ones, and :meth:`attempts` and the limits on time,
+        disk and inodes count from there. Where something runs, all processes are stopped, the upper
+        directory is copied, and they go on. Raises ``SandboxDied``, ``InvalidInput`` when its
+        layers have become too many, ``SandboxFileError`` when the processes do not stop, and
+        ``OSError`` if the copy fails.
         """
         started = time.monotonic()
         with self._lock:

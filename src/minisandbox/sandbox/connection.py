@@ -46,7 +46,8 @@ class Server:
         self.owner = os.getpid()
         self._requests = requests
         self._log = log
-        weakref.finalize(self, os.close, log)  # sandboxes that died quote it
+        # Sandboxes that died quote it, also in what other modules do at the program's end.
+        weakref.finalize(self, os.close, log).atexit = False
         self._numbers = itertools.count(1)
 
     @classmethod
@@ -57,15 +58,28 @@ class Server:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         log = os.memfd_create("log")
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGE, str(os.getpid())],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=log,
-                cwd="/",
-                env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _PACKAGE, str(os.getpid())],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    cwd="/",
+                    env={
+                        name: os.environ[name]
+                        for name in ("LD_LIBRARY_PATH",)
+                        if name in os.environ
+                    },
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                os.close(log)
+                raise HostUnsupported(
+                    "the server of sandboxes",
+                    f"{sys.executable or 'sys.executable'} cannot be started: {error.strerror}",
+                    "sys.executable must be the Python interpreter",
+                ) from error
         server = cls(process, ours, log)
         ours.settimeout(timeout)
         try:
@@ -166,7 +180,7 @@ def _forget() -> None:
 
 
 def _close() -> None:
-    for server in _servers.values():
+    for server in tuple(_servers.values()):  # a daemon thread may be starting one
         server.close(_LAST_WAIT)
     _servers.clear()
 
