@@ -16,12 +16,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from minisandbox import linux
-from minisandbox.idmap import IdMap
+from minisandbox.idmap import IdMap, current, remove_tree, single
 from minisandbox.sandbox import Sandbox, connection, processes
 
 pytestmark = pytest.mark.timeout(600)  # minutes of processor time, where many tests share it
@@ -30,6 +31,11 @@ SOURCE = Path(connection.__file__).parents[2]
 #: Of scratch directories: what all sandboxes share, and which is kept.
 SHARED = ("base-", ".base")
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
+
+
+#: Every map this caller can use, which the sandboxes of a test take in turn: an ordinary user with
+#: a range of ids has two.
+IDMAPS = [current()] if current().kind in ("root", "single") else [current(), single()]
 
 
 def eventually(claim: Callable[[], bool], seconds: float = 20.0) -> bool:
@@ -41,8 +47,17 @@ def eventually(claim: Callable[[], bool], seconds: float = 20.0) -> bool:
     return claim()
 
 
-def left_in(scratch: Path) -> list[str]:
-    return [path.name for path in scratch.iterdir() if not path.name.startswith(SHARED)]
+def left_in(*scratches: Path) -> list[str]:
+    paths = [path for scratch in scratches for path in scratch.iterdir()]
+    return [path.name for path in paths if not path.name.startswith(SHARED)]
+
+
+def has_more(scratch: Path, names: list[str]) -> bool:
+    return bool(set(left_in(scratch)) - set(names))
+
+
+def has_only(scratch: Path, names: list[str]) -> bool:
+    return left_in(scratch) == names
 
 
 def below(pid: int) -> set[int]:
@@ -87,30 +102,43 @@ def parent(pid: int) -> int:
 
 
 @pytest.fixture
-def reaper(scratch: Path, idmap: IdMap) -> Iterator[int]:
+def places(tmp_path: Path) -> Iterator[dict[Path, IdMap]]:
+    """A scratch directory for each map."""
+    made = {tmp_path / "scratch" / idmap.kind: idmap for idmap in IDMAPS}
+    for scratch, idmap in made.items():
+        scratch.mkdir(parents=True)
+        Sandbox.start([], scratch=scratch, idmap=idmap).close()  # starts what stays
+    yield made
+    for scratch, idmap in made.items():
+        remove_tree(scratch, idmap)
+
+
+@pytest.fixture
+def reaper(places: dict[Path, IdMap]) -> Iterator[int]:
     """The id of this process, which inherits the children of all that ends below it."""
-    Sandbox.start([], scratch=scratch, idmap=idmap).close()  # starts what stays for the process
     linux.become_subreaper()
     yield os.getpid()
     ctypes.CDLL(None).prctl(_SUBREAPER, 0, 0, 0, 0)
 
 
-def test_two_thousand_sandboxes_leave_nothing(scratch: Path, idmap: IdMap) -> None:
+def test_two_thousand_sandboxes_leave_nothing(places: dict[Path, IdMap], tmp_path: Path) -> None:
+    turns = list(places.items())
+
     def live(number: int) -> list[str]:
+        scratch, idmap = turns[number % len(turns)]
         with Sandbox.start([], scratch=scratch, idmap=idmap) as box:
             groups = Path(f"/proc/{box.pid}/cgroup").read_text().splitlines()
             assert box.run(["echo", str(number)]).stdout == b"%d\n" % number
             return [line.partition(":")[2] for line in groups]
 
     me = os.getpid()
-    live(0)  # what is made once for the process, and stays
     with ThreadPoolExecutor(64) as threads:
         list(threads.map(live, range(64)))  # the threads' own stacks and locks
         server = next(iter(connection._servers.values())).process.pid
-        before = below(me), held(me, scratch), held(server, scratch)
+        before = below(me), held(me, tmp_path), held(server, tmp_path)
         groups = {group for each in threads.map(live, range(2000)) for group in each}
-        assert (below(me), held(me, scratch), held(server, scratch)) == before
-    assert left_in(scratch) == []
+        assert (below(me), held(me, tmp_path), held(server, tmp_path)) == before
+    assert left_in(*places) == []
     assert existing(groups) <= existing(set(own_groups()))
 
 
@@ -163,28 +191,32 @@ def start_client(scratch: Path, idmap: IdMap) -> subprocess.Popen[bytes]:
 
 
 def test_clients_killed_at_fifty_moments_leave_nothing(
-    scratch: Path, idmap: IdMap, reaper: int
+    places: dict[Path, IdMap], tmp_path: Path, reaper: int
 ) -> None:
-    before = below(reaper), held(reaper, scratch)
+    before = below(reaper), held(reaper, tmp_path)
+    turns = list(places.items())
     for _ in range(10):
-        clients = [start_client(scratch, idmap) for _ in range(5)]
+        clients = [start_client(*turns[number % len(turns)]) for number in range(5)]
         for client in clients:
             time.sleep(random.uniform(0, 0.1))
             client.kill()
             client.wait()
         assert eventually(lambda: below(reaper) == before[0])
-        assert left_in(scratch) == []
-    assert held(reaper, scratch) == before[1]
+        assert left_in(*places) == []
+    assert held(reaper, tmp_path) == before[1]
 
 
 def test_what_clients_and_servers_killed_together_leave_is_cleared(
-    scratch: Path, idmap: IdMap, reaper: int
+    places: dict[Path, IdMap], tmp_path: Path, reaper: int
 ) -> None:
-    before = below(reaper), held(reaper, scratch)
+    before = below(reaper), held(reaper, tmp_path)
     leftovers = 0
+    turns = list(places.items())
     for number in range(10):
+        scratch, idmap = turns[number % len(turns)]
+        others = left_in(scratch)  # of the client before, which this one's server clears
         client = start_client(scratch, idmap)
-        assert eventually(lambda: bool(left_in(scratch)))
+        assert eventually(partial(has_more, scratch, others))
         time.sleep(random.uniform(0, 0.1) if number else 0)
         servers = [pid for pid in processes.descendants(client.pid) if parent(pid) == client.pid]
         client.send_signal(signal.SIGSTOP)
@@ -195,12 +227,13 @@ def test_what_clients_and_servers_killed_together_leave_is_cleared(
         assert eventually(lambda: below(reaper) == before[0])
         leftovers += len(left_in(scratch))
     assert leftovers, "no client was killed while it had a sandbox"
-    with Sandbox.start([], scratch=scratch, idmap=idmap) as box:
-        mine = [box._link.box.parent.name]
-        assert eventually(lambda: left_in(scratch) == mine)
-        assert box.run(["echo", "unharmed"]).stdout == b"unharmed\n"
-    assert left_in(scratch) == []
-    assert held(reaper, scratch) == before[1]
+    for scratch, idmap in turns:
+        with Sandbox.start([], scratch=scratch, idmap=idmap) as box:
+            mine = [box._link.box.parent.name]
+            assert eventually(partial(has_only, scratch, mine))
+            assert box.run(["echo", "unharmed"]).stdout == b"unharmed\n"
+    assert left_in(*places) == []
+    assert held(reaper, tmp_path) == before[1]
 
 
 MANY = """
@@ -212,9 +245,11 @@ from minisandbox import linux
 linux.new_session_keyring()  # as a login has one: of further ones, a user may have 200
 from minisandbox.idmap import current, single
 from minisandbox.sandbox import Sandbox
-idmap = single() if sys.argv[2] == "single" else current()
+scratches = [Path(argument) for argument in sys.argv[1:]]
 def start(number):
-    return Sandbox.start([], scratch=Path(sys.argv[1]), idmap=idmap)
+    scratch = scratches[number % len(scratches)]
+    idmap = single() if scratch.name == "single" else current()
+    return Sandbox.start([], scratch=scratch, idmap=idmap)
 with ThreadPoolExecutor(16) as threads:
     boxes = list(threads.map(start, range(300)))
     said = list(threads.map(lambda box: box.run(["sh", "-c", "ulimit -n; echo $$"]), boxes))
@@ -224,15 +259,15 @@ with ThreadPoolExecutor(16) as threads:
 
 
 def test_three_hundred_sandboxes_with_few_descriptors(
-    scratch: Path, idmap: IdMap, reaper: int
+    places: dict[Path, IdMap], tmp_path: Path, reaper: int
 ) -> None:
     before = below(reaper)
     done = subprocess.run(
-        [sys.executable, "-c", MANY, str(scratch), idmap.kind],
+        [sys.executable, "-c", MANY, *map(str, places)],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
     )
     assert done.stdout == b"300 {0}\n"
     assert done.returncode == 0
     assert eventually(lambda: below(reaper) == before)
-    assert left_in(scratch) == []
+    assert left_in(*places) == []
