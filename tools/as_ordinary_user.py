@@ -83,7 +83,16 @@ def with_tables(folder: Path) -> list[str]:
         (folder / name).chmod(0o644)
         table.touch()  # something to cover
         script += f"mount --bind '{folder / name}' {table} && "
-    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{script}exec "$@"', "sh"]
+    return [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        f'{script}exec "$@"',
+        "sh",
+    ]
 
 
 def public_folder() -> str:
