@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from minisandbox.errors import SandboxFileError
 from minisandbox.sandbox import Sandbox, capture
 
 #: Three levels, each in a session of its own, deaf to SIGTERM, daemonized, with a heartbeat.
@@ -96,3 +97,31 @@ def test_a_program_without_its_first_thread_ends_alone(start) -> None:
     left = box.run("ps -eo args").stdout
     assert b"sleep 1000" in left
     assert b"defunct" not in left
+
+
+def test_a_program_that_stops_all_it_sees_holds_nobody_up(start) -> None:
+    box = start()
+    storm = (
+        "import os, signal, time\n"
+        "while not os.path.exists('/go'):\n"
+        "    time.sleep(0.01)\n"
+        "open('/going', 'w').close()\n"
+        "while True:\n"
+        "    os.kill(-1, signal.SIGSTOP)\n"
+        "    time.sleep(0.001)\n"
+    )
+    box.write_file("/storm.py", storm)
+    box.run("setsid python3 /storm.py >/dev/null 2>&1 &", timeout=30)
+    box.write_file("/go", b"")
+    while True:
+        try:
+            box.read_file("/going")
+            break
+        except SandboxFileError:
+            continue
+    for _ in range(100):
+        box.read_file("/etc/passwd")
+    with box.fork() as fork:
+        assert fork.read_file("/going") == b""
+    assert box.read_file("/etc/passwd")
+    box.close()

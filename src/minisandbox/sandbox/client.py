@@ -40,6 +40,8 @@ DEFAULT_ENV: Mapping[str, str] = {
     "TERM": "dumb",
 }
 _MIB = 1 << 20
+#: Seconds in which all processes inside should have stopped; see also ``freezing``.
+_FREEZING = 10.0
 
 
 @dataclass(frozen=True)
@@ -480,9 +482,10 @@ class Sandbox:
 
     @contextmanager
     def _frozen(self) -> Generator[None, None, None]:
-        _, channel = self._requests.send_locked({"operation": "freeze"}, [])
+        _, channel = self._requests.send_locked({"operation": "freeze"}, [], kind="freeze")
         with channel:
-            self._answer(channel, "frozen")
+            # Not for ever: whoever wants to close the sandbox waits for the lock.
+            finish(self._requests.reply(channel, "frozen", timeout=_FREEZING))
             yield
 
     @property

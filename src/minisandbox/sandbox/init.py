@@ -59,6 +59,8 @@ class Init:
         #: Tokens of the requests by the monitors that serve them.
         self._monitors: dict[int, str] = {}
         self._spare: _Spare | None = None
+        #: The monitor that has all others stopped at the moment.
+        self._freezer = 0
 
     def serve(self) -> None:
         """Serve until ``control`` closes."""
@@ -89,19 +91,35 @@ class Init:
                 self._replace_spare(warm=True)
 
     def _collect(self) -> None:
+        for pid in processes.newly_stopped():
+            self._let_go_on(pid)
         for pid, _ in processes.reap():
             self._monitors.pop(pid, None)
+            if pid == self._freezer:
+                self._freezer = 0
+                spare = [self._spare.pid] if self._spare is not None else []
+                for monitor in (*self._monitors, *spare):
+                    self._let_go_on(monitor)
             if self._spare is not None and self._spare.pid == pid:
                 # Not replaced before it is needed: something inside may kill whatever it sees.
                 self._spare.link.close()
                 self._spare = None
 
+    def _let_go_on(self, pid: int) -> None:
+        """Nothing inside has to stop a monitor: the client would wait for its answer for ever."""
+        if self._freezer and pid != self._freezer:
+            return
+        if pid in self._monitors or (self._spare is not None and pid == self._spare.pid):
+            processes.send_signal(pid, signal.SIGCONT)
+
     def _handle(self, fields: list[str], fds: list[int]) -> None:
         if fields[0] == "start":
             self._give(fields[1], fds)
+        elif fields[0] == "freeze":
+            self._freezer = self._give(fields[1], fds)
         elif fields[0] == "kill":
             for pid in [pid for pid, name in self._monitors.items() if name == fields[1]]:
-                processes.signal_tree(pid, signal.SIGKILL)
+                processes.kill_tree(pid)
         elif fields[0] == "idle":
             with socket.socket(fileno=os.dup(fds[0])) as channel:
                 answers.answer(channel, "idle" if self._is_idle() else "busy")
@@ -124,8 +142,10 @@ class Init:
         ours = {1, self._spare.pid} if self._spare is not None else {1}
         return {int(name) for name in os.listdir("/proc") if name.isdigit()} - ours
 
-    def _give(self, token: str, fds: list[int]) -> None:
-        """Have the request in ``fds`` served by the spare monitor, or by a new one."""
+    def _give(self, token: str, fds: list[int]) -> int:
+        """Have the request in ``fds`` served by the spare monitor, or by a new one; its pid, or 0
+        where there can be none.
+        """
         spare, self._spare = self._spare, None
         if spare is not None:
             try:
@@ -135,14 +155,15 @@ class Init:
                 pass  # it was killed
             else:
                 self._monitors[spare.pid] = token
-                return
+                return spare.pid
         try:
             pid = self._fork_monitor(lambda: fds)
         except OSError as error:
             with socket.socket(fileno=os.dup(fds[0])) as channel:
                 answers.answer(channel, "error", str(error.errno), "start a process", "")
-        else:
-            self._monitors[pid] = token
+            return 0
+        self._monitors[pid] = token
+        return pid
 
     def _let_spare_go(self) -> None:
         spare, self._spare = self._spare, None

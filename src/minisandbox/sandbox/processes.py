@@ -59,6 +59,19 @@ def reap() -> list[tuple[int, int]]:
     return ended
 
 
+def newly_stopped() -> set[int]:
+    """Children that were stopped by a signal since the last call."""
+    found: set[int] = set()
+    try:
+        while (child := os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WNOHANG)) is not None:
+            if child.si_pid in found:
+                break  # stopped and let go on, again and again: it comes with the next call
+            found.add(child.si_pid)
+    except ChildProcessError:
+        pass
+    return found
+
+
 def has_children() -> bool:
     """Whether any child is left, running or dead; a dead one is not collected."""
     try:
@@ -157,14 +170,6 @@ def send_signal(pid: int, number: int) -> None:
         pass
 
 
-def signal_tree(root: int, number: int) -> None:
-    """Signal ``root`` and all below it, those first, so that no parent can react to a child's
-    end.
-    """
-    for pid in (*descendants(root), root):
-        send_signal(pid, number)
-
-
 def kill_all(find: Callable[[], list[int]], patience: float = 5.0) -> None:
     """Kill every process that ``find`` finds, until it finds none or ``patience`` seconds are over.
 
@@ -182,6 +187,12 @@ def kill_all(find: Callable[[], list[int]], patience: float = 5.0) -> None:
         for pid in left:
             send_signal(pid, signal.SIGKILL)
         time.sleep(0.001)
+
+
+def kill_tree(root: int) -> None:
+    """Kill ``root``, a subreaper, and all below it; that first, or orphans would get away."""
+    kill_all(lambda: descendants(root), patience=2.0)
+    send_signal(root, signal.SIGKILL)
 
 
 def end_descendants(patience: float = 5.0) -> None:

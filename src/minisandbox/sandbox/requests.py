@@ -131,8 +131,10 @@ class Requests:
         with self._lock:
             return self.send_locked(request, files)
 
-    def send_locked(self, request: dict[str, Any], files: list[int]) -> tuple[str, socket.socket]:
-        """:meth:`send` by one who holds the lock."""
+    def send_locked(
+        self, request: dict[str, Any], files: list[int], *, kind: str = "start"
+    ) -> tuple[str, socket.socket]:
+        """:meth:`send` by one who holds the lock; ``kind`` is what PID 1 is to know of it."""
         token = str(next(self._numbers))
         try:
             self.refuse_closed()
@@ -142,7 +144,7 @@ class Requests:
                 with theirs:
                     try:
                         fds = [theirs.fileno(), body, *files]
-                        wire.send(self.link.control, "start", token, fds=fds)
+                        wire.send(self.link.control, kind, token, fds=fds)
                     finally:
                         os.close(body)
             except BaseException:
