@@ -2,12 +2,12 @@
 of it.
 
 It runs no request itself, so nothing a command does can block it, and the kernel lets no signal
-from inside the pid namespace reach it. One monitor is always forked beforehand, since a fork is a
-third of a short command's time. Whatever Python does writes to pages that a fork shares with its
-parent, and makes them two: while requests come one after the other the spare monitor has done all
-that it can before its own comes, which is a quarter of a short command's time; after a pause one
-that has done nothing takes its place, with which an idle sandbox holds half as much memory. When
-the client's socket closes PID 1 ends, and the kernel ends everything else.
+from inside the pid namespace reach it. A fork of Python is two thirds of a short command's work:
+whatever it does writes to pages that it shares with its parent, and makes them two. So the first
+monitor is forked and has done all that it can before its request comes, and one whose command has
+left nothing behind is used again. After a pause one that has done nothing takes its place, with
+which an idle sandbox holds half as much memory. When the client's socket closes PID 1 ends, and the
+kernel ends everything else.
 """
 
 from __future__ import annotations
@@ -24,27 +24,30 @@ from minisandbox.sandbox.limits import rlimits
 
 TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 #: From the server, when the sandbox has exceeded a limit: every process but this one is ended. Root
 #: inside may send it as well, and could end the same processes itself.
 STOP = signal.SIGUSR1
 
-
-#: Milliseconds without a request after which the spare monitor is exchanged.
+#: Milliseconds in which nothing happens, after which the spare monitor is exchanged, or replaced
+#: where there is none: at once would not do, since something inside may kill whatever it sees.
 _PAUSE = 300
-
+#: After so many a monitor is not used again: it collects no garbage.
+_MOST_REQUESTS = 1000
 #: Seconds that a monitor, which answers before it ends, gets to end. A command's is never alone.
 _MONITOR_ENDS = 0.05
 
 
-class _Spare:
-    """A monitor that waits for its request; ``warm`` if it has prepared itself for it."""
+class _Monitor:
+    """A process that serves requests, one at a time; ``token`` is that of its request. ``warm`` if
+    it has prepared itself for one.
+    """
 
     def __init__(self, pid: int, link: socket.socket, *, warm: bool) -> None:
         self.pid = pid
         self.link = link
+        self.token = ""
         self.warm = warm
 
 
@@ -56,27 +59,29 @@ class Init:
         self._ids = ids
         self._limits = limits
         self._wakeup = processes.ChildWakeup()
-        #: Tokens of the requests by the monitors that serve them.
-        self._monitors: dict[int, str] = {}
-        self._spare: _Spare | None = None
+        self._poller = select.poll()
+        #: Those that serve a request, by the descriptors of their links.
+        self._busy: dict[int, _Monitor] = {}
+        self._spare: _Monitor | None = None
+        #: The pids of those that are about to end.
+        self._leaving: set[int] = set()
         #: The monitor that has all others stopped at the moment.
         self._freezer = 0
 
     def serve(self) -> None:
         """Serve until ``control`` closes."""
-        poller = select.poll()
-        poller.register(self._control, select.POLLIN)
-        poller.register(self._wakeup.fileno(), select.POLLIN)
-        self._replace_spare(warm=True)
+        self._poller.register(self._control, select.POLLIN)
+        self._poller.register(self._wakeup.fileno(), select.POLLIN)
+        self._spare = self._fork_spare(warm=True)
         while True:
-            pause = _PAUSE if self._spare is not None and self._spare.warm else None
-            ready = {fd for fd, _ in poller.poll(pause)}
+            cold = self._spare is not None and not self._spare.warm
+            ready = {fd for fd, _ in self._poller.poll(None if cold else _PAUSE)}
             if not ready:
-                self._let_spare_go()
-                self._replace_spare(warm=False)
-            if self._wakeup.fileno() in ready:
-                self._wakeup.clear()
-                self._collect()
+                if self._spare is not None:
+                    self._let_go(self._spare)
+                self._spare = self._fork_spare(warm=False)
+            # Before the next request is looked at: who was told of an end may ask for more at once.
+            self._hear(ready)
             if self._control.fileno() not in ready:
                 continue
             fields, fds = wire.receive(self._control)
@@ -87,29 +92,44 @@ class Init:
             finally:
                 for fd in fds:
                     os.close(fd)
-            if self._spare is None:
-                self._replace_spare(warm=True)
+
+    def _hear(self, ready: set[int]) -> None:
+        """Take back monitors that are free, and forget those that have ended."""
+        for fd in ready & self._busy.keys():
+            monitor = self._busy.pop(fd)
+            self._poller.unregister(fd)
+            if wire.receive(monitor.link)[0] and self._spare is None:
+                monitor.token, monitor.warm = "", True
+                self._spare = monitor
+            else:
+                self._let_go(monitor)
+        if self._wakeup.fileno() in ready:
+            self._wakeup.clear()
+            self._collect()
 
     def _collect(self) -> None:
         for pid in processes.newly_stopped():
             self._let_go_on(pid)
         for pid, _ in processes.reap():
-            self._monitors.pop(pid, None)
+            self._leaving.discard(pid)
             if pid == self._freezer:
                 self._freezer = 0
-                spare = [self._spare.pid] if self._spare is not None else []
-                for monitor in (*self._monitors, *spare):
+                for monitor in self._serving():
                     self._let_go_on(monitor)
             if self._spare is not None and self._spare.pid == pid:
-                # Not replaced before it is needed: something inside may kill whatever it sees.
                 self._spare.link.close()
                 self._spare = None
+
+    def _serving(self) -> set[int]:
+        """The pids of all monitors, but for those that are about to end."""
+        spare = () if self._spare is None else (self._spare,)
+        return {monitor.pid for monitor in (*self._busy.values(), *spare)}
 
     def _let_go_on(self, pid: int) -> None:
         """Nothing inside has to stop a monitor: the client would wait for its answer for ever."""
         if self._freezer and pid != self._freezer:
             return
-        if pid in self._monitors or (self._spare is not None and pid == self._spare.pid):
+        if pid in self._serving() or pid in self._leaving:
             processes.send_signal(pid, signal.SIGCONT)
 
     def _handle(self, fields: list[str], fds: list[int]) -> None:
@@ -118,10 +138,11 @@ class Init:
         elif fields[0] == "freeze":
             self._freezer = self._give(fields[1], fds)
         elif fields[0] == "kill":
-            for pid in [pid for pid, name in self._monitors.items() if name == fields[1]]:
-                processes.kill_tree(pid)
+            for monitor in self._busy.values():
+                if monitor.token == fields[1]:
+                    processes.kill_tree(monitor.pid)
         elif fields[0] == "idle":
-            with socket.socket(fileno=os.dup(fds[0])) as channel:
+            with wire.channel(os.dup(fds[0])) as channel:
                 answers.answer(channel, "idle" if self._is_idle() else "busy")
 
     def _is_idle(self) -> bool:
@@ -130,10 +151,10 @@ class Init:
         """
         deadline = time.monotonic() + _MONITOR_ENDS
         while others := self._others():
-            if others - set(self._monitors) or time.monotonic() > deadline:
+            ending = self._leaving.union(monitor.pid for monitor in self._busy.values())
+            if others - ending or time.monotonic() > deadline:
                 return False
-            time.sleep(0.0002)
-            self._collect()
+            self._hear({fd for fd, _ in self._poller.poll(1)})
         return not any(os.listdir(place) for place in ("/dev/shm", "/dev/mqueue")) and not any(
             map(_holds_rows, ("/proc/sysvipc/shm", "/proc/sysvipc/msg", "/proc/sysvipc/sem"))
         )
@@ -146,69 +167,61 @@ class Init:
         """Have the request in ``fds`` served by the spare monitor, or by a new one; its pid, or 0
         where there can be none.
         """
-        spare, self._spare = self._spare, None
-        if spare is not None:
+        monitor, self._spare = self._spare, None
+        if monitor is not None:
             try:
-                with spare.link:
-                    wire.send(spare.link, "serve", fds=fds)
-            except OSError:
-                pass  # it was killed
-            else:
-                self._monitors[spare.pid] = token
-                return spare.pid
+                wire.send(monitor.link, "serve", fds=fds)
+            except OSError:  # it was killed
+                self._let_go(monitor)
+                monitor = None
+        if monitor is None:
+            try:
+                monitor = self._fork_monitor(fds, warm=True)
+            except OSError as error:
+                with wire.channel(os.dup(fds[0])) as channel:
+                    answers.answer(channel, "error", str(error.errno), "start a process", "")
+                return 0
+        monitor.token = token
+        self._busy[monitor.link.fileno()] = monitor
+        self._poller.register(monitor.link, select.POLLIN)
+        return monitor.pid
+
+    def _let_go(self, monitor: _Monitor) -> None:
+        # Not by the end of the link alone: others that were forked may hold a copy of it.
+        answers.answer(monitor.link, "end")
+        monitor.link.close()
+        self._leaving.add(monitor.pid)
+
+    def _fork_spare(self, *, warm: bool) -> _Monitor | None:
         try:
-            pid = self._fork_monitor(lambda: fds)
-        except OSError as error:
-            with socket.socket(fileno=os.dup(fds[0])) as channel:
-                answers.answer(channel, "error", str(error.errno), "start a process", "")
-            return 0
-        self._monitors[pid] = token
-        return pid
+            return self._fork_monitor([], warm=warm)
+        except OSError:
+            return None  # the limit on processes is reached: the next request says so
 
-    def _let_spare_go(self) -> None:
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            spare.link.close()
-            self._monitors[spare.pid] = ""  # until it is collected; no token is empty
-
-    def _replace_spare(self, *, warm: bool) -> None:
+    def _fork_monitor(self, fds: list[int], *, warm: bool) -> _Monitor:
+        """A new monitor, with a first request if ``fds`` holds one."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-
-        def wait() -> None:
-            if not warm:
-                for end in (ours, self._control):
-                    os.close(end.fileno())
-                theirs.recv(1, socket.MSG_PEEK)
-
-        def request() -> list[int]:
-            linux.close_all_but((0, 1, 2, theirs.fileno()))
-            return wire.receive(theirs)[1]
-
         with theirs:
             try:
-                self._spare = _Spare(self._fork_monitor(request, wait), ours, warm=warm)
+                pid = os.fork()
             except OSError:
-                ours.close()  # the limit on processes is reached: the next request says so
-
-    def _fork_monitor(
-        self, request: Callable[[], list[int]], wait: Callable[[], None] = lambda: None
-    ) -> int:
-        pid = os.fork()
-        if pid:
-            return pid
-        try:
-            self._wakeup.close()
-            wait()
-            signal.signal(STOP, signal.SIG_DFL)
-            rlimits.limit_monitor(self._limits)
-            fds = request()
-            if fds:
-                linux.close_all_but((0, 1, 2, *fds))
+                ours.close()
+                raise
+            if pid:
+                return _Monitor(pid, ours, warm=warm)
+            try:
+                self._wakeup.close()
+                if not warm:
+                    for end in (ours, self._control):
+                        os.close(end.fileno())
+                    theirs.recv(1, socket.MSG_PEEK)
+                signal.signal(STOP, signal.SIG_DFL)
+                rlimits.limit_monitor(self._limits)
+                linux.close_all_but((0, 1, 2, theirs.fileno(), *fds))
                 # A monitor does not outlive PID 1: the kernel kills the whole namespace with it.
-                _serve(fds, self._ids)
-        finally:
-            os._exit(1)
-        return 0
+                _be_monitor(theirs, fds, self._ids)
+            finally:
+                os._exit(1)
 
 
 def _holds_rows(table: str) -> bool:
@@ -219,12 +232,30 @@ def _holds_rows(table: str) -> bool:
         return False  # a kernel without System V IPC
 
 
-def _serve(fds: list[int], ids: int) -> None:
-    with socket.socket(fileno=os.dup(fds[0])) as channel:
+def _be_monitor(link: socket.socket, fds: list[int], ids: int) -> None:
+    """Serve requests, the first of which may be in ``fds``, as long as nothing is left of them."""
+    prepared = command.Prepared()
+    for left in reversed(range(_MOST_REQUESTS)):
+        fds = fds or wire.receive(link)[1]
+        if not fds:
+            return
+        # Who knows that it is free before the client knows that its command has ended has it ready
+        # for what the client asks next.
+        prepared.free = (lambda: answers.answer(link, "free")) if left else None
+        if not _serve(fds, ids, prepared):
+            return
+        linux.close_all_but((0, 1, 2, link.fileno(), *prepared.wakeup.filenos()))
+        prepared.renew()
+        fds = []
+
+
+def _serve(fds: list[int], ids: int, prepared: command.Prepared) -> bool:
+    with wire.channel(os.dup(fds[0])) as channel:
         try:
-            command.serve_request(fds, ids)
+            return command.serve_request(fds, ids, prepared)
         except BaseException as error:  # noqa: BLE001 - the process ends here
-            wire.send(channel, "failed", linux.describe_exception(error))
+            answers.answer(channel, "failed", linux.describe_exception(error))
+            return False
 
 
 def _end_all(_number: int, _frame: object) -> None:

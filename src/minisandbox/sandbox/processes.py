@@ -27,6 +27,10 @@ class ChildWakeup:
         """The descriptor to poll for reading."""
         return self._read
 
+    def filenos(self) -> tuple[int, int]:
+        """All descriptors that it needs."""
+        return self._read, self._write
+
     def clear(self) -> None:
         """Forget the wake-ups so far; call before reaping, or one that comes in between is lost."""
         try:

@@ -12,7 +12,6 @@ import select
 import signal
 import socket
 
-from minisandbox import linux
 from minisandbox.sandbox import answers, processes, spawning, wire
 from minisandbox.sandbox.relay import Relay
 
@@ -26,11 +25,15 @@ _LONG = 1e8
 KEPT_UNREAD = 1 << 20
 
 
-def serve(request: dict[str, Any], channel: socket.socket, files: list[int], ids: int) -> None:
+def serve(
+    request: dict[str, Any],
+    channel: socket.socket,
+    files: list[int],
+    ids: int,
+    wakeup: processes.ChildWakeup,
+) -> None:
     """Start the command and watch over it until it and all it left are gone, or the client is."""
     account = answers.settle_account(request, ids)
-    linux.become_subreaper()
-    wakeup = processes.ChildWakeup()
     terminal, keyboard = -1, None
     if request["pty"]:
         terminal, slave = spawning.open_terminal(request["size"])

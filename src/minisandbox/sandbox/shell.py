@@ -23,7 +23,6 @@ import socket
 import stat
 import time
 
-from minisandbox import linux
 from minisandbox.sandbox import accounts, answers, processes, spawning, wire
 
 TYPE_CHECKING = False  # the typing module costs every start some milliseconds
@@ -43,7 +42,13 @@ _PATIENCE = 5.0
 _AGAIN = 0.05
 
 
-def serve(request: dict[str, Any], channel: socket.socket, files: list[int], ids: int) -> None:
+def serve(
+    request: dict[str, Any],
+    channel: socket.socket,
+    files: list[int],
+    ids: int,
+    wakeup: processes.ChildWakeup,
+) -> None:
     """Start the shell and run what the client sends until one of them is gone."""
     for fd in files:
         os.close(fd)
@@ -52,8 +57,7 @@ def serve(request: dict[str, Any], channel: socket.socket, files: list[int], ids
     if not shell:
         raise answers.Refusal(errno.ENOENT, "open a session, which needs", _SHELLS[0])
     os.chdir(request["cwd"])
-    linux.become_subreaper()
-    session = _Session(channel, account)
+    session = _Session(channel, account, wakeup)
     try:
         session.start({**request, "argv": [shell, *_OPTIONS], "pty": False}, ids)
         session.watch()
@@ -78,10 +82,12 @@ class _Command:
 class _Session:
     """The state of the monitor."""
 
-    def __init__(self, channel: socket.socket, account: accounts.Account) -> None:
+    def __init__(
+        self, channel: socket.socket, account: accounts.Account, wakeup: processes.ChildWakeup
+    ) -> None:
         self._channel = channel
         self._account = account
-        self._wakeup = processes.ChildWakeup()
+        self._wakeup = wakeup
         self._place = os.path.join(_PLACE, f".minisandbox-{os.urandom(8).hex()}")
         self._folder = -1
         self._pid = 0

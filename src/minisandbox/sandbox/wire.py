@@ -24,6 +24,11 @@ _MAX_PACKET = 64 * 1024
 _MAX_FDS = 24
 
 
+def channel(fd: int) -> socket.socket:
+    """The socket ``fd`` of this protocol, whose kind Python then need not ask the kernel for."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=fd)
+
+
 def send(sock: socket.socket, kind: str, *fields: str, fds: Sequence[int] = ()) -> None:
     """Send one packet; raises ``OSError`` (``BrokenPipeError``) when the other side is gone."""
     data = "\0".join((kind, *fields)).encode("utf-8", "surrogateescape")
