@@ -61,7 +61,7 @@ def in_loop(box: Sandbox) -> Callable[[Callable[[AsyncSandbox], Coroutine[Any, A
             before = len(os.listdir("/proc/self/fd"))
             await asyncio.wait_for(test(AsyncSandbox(box)), 50)
             await asyncio.sleep(0)
-            assert len(os.listdir("/proc/self/fd")) == before
+            assert len(os.listdir("/proc/self/fd")) <= before
 
         asyncio.run(bounded())
         assert b"sleep" not in box.run("ps -eo args").stdout.replace(b"ps -eo args", b"")
@@ -243,6 +243,6 @@ def test_a_cancelled_start_leaves_nothing(scratch: Path, idmap) -> None:
                 await (await task).close()  # it was quicker
             except asyncio.CancelledError:
                 pass
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
     asyncio.run(asyncio.wait_for(test(), 50))

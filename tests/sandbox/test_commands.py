@@ -219,7 +219,7 @@ def test_habits_of_the_client_do_not_reach_the_sandbox(scratch: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("command", ["a\0b", [], ["a\0"]])
+@pytest.mark.parametrize("command", ["a\0b", [], ["a\0"], "echo \ud800", ["echo", "\ud800"]])
 def test_impossible_commands(box: Sandbox, command) -> None:
     with pytest.raises(InvalidInput):
         box.run(command)

@@ -104,7 +104,7 @@ class Requests:
             raise InvalidInput("command", "the sequence is empty")
         texts = [command] if isinstance(command, str) else argv
         for text in (*texts, *whole, *whole.values()):
-            if "\0" in text:
+            if b"\0" in encoded(text):
                 raise InvalidInput("command", "arguments and environment cannot hold NUL bytes")
         files: list[int] = []
         if isinstance(stdin, int):
@@ -112,7 +112,7 @@ class Requests:
         elif stdin is not None:
             files.append(wire.memory_file("stdin", stdin))
         if isinstance(command, str):
-            files.append(wire.memory_file("script", command.encode("utf-8", "surrogateescape")))
+            files.append(wire.memory_file("script", encoded(command)))
         request: dict[str, Any] = {
             "operation": "run",
             "argv": argv,
@@ -311,3 +311,14 @@ def check_timeout(timeout: float | None) -> None:
         raise InvalidInput(
             "timeout", f"is {timeout}", "give seconds from 0 on, or None to wait for the end"
         )
+
+
+def encoded(text: str) -> bytes:
+    """Text for a program, as ``os.fsencode`` has it; raises ``InvalidInput`` for what has no
+    bytes.
+    """
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        what = f"{text[error.start : error.end]!r} at {error.start} is half a character"
+        raise InvalidInput("command", what, "pass the text as it was read") from None

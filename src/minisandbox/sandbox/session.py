@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from minisandbox.errors import InvalidInput, SessionDied
 from minisandbox.sandbox import capture, wire
-from minisandbox.sandbox.requests import Requests, check_timeout
+from minisandbox.sandbox.requests import Requests, check_timeout, encoded
 from minisandbox.sandbox.result import EXIT_TIMED_OUT, Result
 from minisandbox.sandbox.steps import Cancelled, Steps, blocking
 
@@ -101,7 +101,7 @@ class Session:
         and ``InvalidInput`` while another thread's command runs in this session.
         """
         check_timeout(timeout)
-        if "\0" in command:
+        if b"\0" in encoded(command):
             raise InvalidInput("command", "shell text cannot hold NUL bytes")
         with capture.open_streams(
             merged=merge_stderr,
@@ -187,7 +187,7 @@ class Session:
     ) -> Steps[capture.Ended]:
         deadline = None if timeout is None else time.monotonic() + timeout
         number = str(self._running)
-        text = wire.memory_file("command", command.encode("utf-8", "surrogateescape"))
+        text = wire.memory_file("command", encoded(command))
         try:
             kind = "merged" if len(streams) == 1 else "apart"
             wire.send(channel, "command", number, kind, fds=[text])
