@@ -266,3 +266,11 @@ def test_a_sandbox_that_pauses_holds_little_and_goes_on(start) -> None:
     box.run("sleep 1000 & echo $! > /tmp/pid")
     time.sleep(0.6)
     assert box.run("kill $(cat /tmp/pid) && echo y").stdout == b"y\n"
+
+
+@pytest.mark.parametrize("table", ["mkfifo", "ln -s /dev/zero"])
+def test_tables_of_users_that_have_no_end_hold_nobody_up(start, table: str) -> None:
+    box = start()
+    assert box.run(f"rm /etc/passwd /etc/group; {table} /etc/passwd").ok
+    with pytest.raises(SandboxFileError, match="no-such-user"):
+        box.read_file("/etc/hostname", user="no-such-user")
