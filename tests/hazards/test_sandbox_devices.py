@@ -91,3 +91,7 @@ def test_no_sandbox_takes_the_terminals_of_others(box: Sandbox) -> None:
     result = box.run(["python3", "-c", TERMINALS])
     assert result.stdout == b"%d\n" % MOST_TERMINALS
     assert box.run("script -qc true /dev/null").exit_code == 0
+
+
+def test_empty_files_in_dev_are_few(box: Sandbox) -> None:
+    assert int(box.run("df --output=itotal /dev | tail -1").stdout) <= 2048

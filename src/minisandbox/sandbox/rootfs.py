@@ -296,7 +296,8 @@ def _mask_proc() -> None:
 
 
 def _mount_dev(spec: dict[str, Any]) -> None:
-    _tmpfs("/dev", "mode=755,size=1m", linux.MS_NOSUID)
+    # Empty files take no blocks, and the kernel's default of inodes is millions.
+    _tmpfs("/dev", "mode=755,size=1m,nr_inodes=1k", linux.MS_NOSUID)
     for name in _DEVICES:
         os.close(os.open(f"/dev/{name}", os.O_CREAT | os.O_CLOEXEC, 0o666))
         linux.mount(f"dev/{name}", f"/dev/{name}", "", linux.MS_BIND)  # relative: the host's
