@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.errors import InvalidInput, SandboxDied
-from minisandbox.sandbox import Sandbox, launch
+from minisandbox.sandbox import Bind, Profile, Sandbox, launch
 
 LAYER = {"testbed/low": "low", "testbed/gone": "gone", "testbed/dir/a": "a", "testbed/moves/b": "b"}
 CHANGE = """
@@ -205,3 +205,18 @@ def test_two_threads_fork_one_sandbox(start) -> None:
         thread.join()
     assert seen == [b"x\n"] * 6
     assert box.run("cat /root/x").stdout == b"x\n"
+
+
+def test_nothing_of_before_a_reset_writes_to_the_callers_files(start, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    box = start(profile=Profile(binds=(Bind(shared, "/shared", writable=True),)))
+    beat = "while :; do echo x >> /shared/beats; done"
+    for _ in range(5):
+        assert box.run(f"for i in 1 2 3; do setsid sh -c '{beat}' & done; sleep 0.1").ok
+        box.reset()
+        size = (shared / "beats").stat().st_size
+        assert size
+        time.sleep(0.2)
+        assert (shared / "beats").stat().st_size == size

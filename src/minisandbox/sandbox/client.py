@@ -416,6 +416,8 @@ class Sandbox:
                 raise
             old, self._requests.link = self._link, link
             try:
+                if self._options.profile.reaches_out:
+                    old.end_processes()  # or they could still write there when this returns
                 old.drop()
             except OSError:
                 pass  # it was dead already, and its server with it

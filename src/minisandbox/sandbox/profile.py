@@ -119,6 +119,11 @@ class Profile:
                 "profile", f"listen names {len(self.listen)} ports", f"use {MOST_LISTENING} at most"
             )
 
+    @property
+    def reaches_out(self) -> bool:
+        """Whether programs inside can change anything that is not the sandbox's own."""
+        return self.network == "host" or any(bind.writable for bind in self.binds)
+
     def identity(self) -> dict[str, Any]:
         """What decides how code behaves under this profile: the same on every host."""
         return {
