@@ -174,7 +174,7 @@ sys.stdin.read()
     def left() -> list[Path]:
         return [path for path in scratch.iterdir() if not path.name.startswith(("base-", ".base"))]
 
-    assert eventually(lambda: not left()), "its directory is removed by the supervisor"
+    assert eventually(lambda: not left()), "its directory is removed by the server"
 
 
 @pytest.mark.parametrize(
