@@ -18,6 +18,8 @@ _CHUNK = 1 << 16
 #: Bytes below which a piece is joined with the one before: a million tiny writes must not become a
 #: million objects.
 _SMALL = 1 << 12
+#: More bytes than a terminal holds.
+_TERMINAL = 1 << 17
 #: Seconds without a sign of the reader after which nobody waits for it.
 _PATIENCE = 1.0
 
@@ -75,9 +77,12 @@ class Relay:
     def finish(self) -> None:
         """Pass on what is in the stream now; what comes later is read and dropped."""
         if self._source != -1 and not self._over:
-            size = array.array("i", [0])
-            fcntl.ioctl(self._source, termios.FIONREAD, size)
-            left = size[0]
+            if os.isatty(self._source):
+                left = _TERMINAL  # the count would leave out what the kernel has yet to pass on
+            else:
+                size = array.array("i", [0])
+                fcntl.ioctl(self._source, termios.FIONREAD, size)
+                left = size[0]
             while left > 0 and self._source != -1:
                 left -= self._take(min(left, _CHUNK))
         self._over = True
