@@ -262,7 +262,6 @@ def _take_over(link: Link, spec: dict[str, Any], refusal: int, fds: list[int]) -
         link.listeners[port] = socket.socket(fileno=fd)
     if watches:
         link.watcher = Watcher(fds[-1])
-    if watches:
         link.unwatched = _unreadable(link.init_pid)
     elif spec["filter"]:
         link.unwatched = refusals.explain_unwatched(refusal)
