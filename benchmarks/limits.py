@@ -12,7 +12,7 @@ import argparse
 import statistics
 import tempfile
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from minisandbox.sandbox import Limits, Profile, Sandbox
@@ -24,14 +24,17 @@ _SECONDS = 3600.0
 def profiles() -> dict[str, Profile]:
     """The profiles by what is said of them."""
     default = Limits()
-    none = {field.name: None for field in fields(Limits)}
+    none = replace(default, **dict.fromkeys((field.name for field in fields(Limits)), None))
     single = {
-        f"only {field.name}": Limits(**{**none, field.name: getattr(default, field.name)})
-        for field in fields(Limits)
-        if field.name != "time"
+        "only memory": replace(none, memory=default.memory),
+        "only cpus": replace(none, cpus=default.cpus),
+        "only processes": replace(none, processes=default.processes),
+        "only disk": replace(none, disk=default.disk),
+        "only inodes": replace(none, inodes=default.inodes),
+        "only open_files": replace(none, open_files=default.open_files),
+        "only time": replace(none, time=_SECONDS),
     }
-    whole = {"the defaults": default, "none": Limits(**none), **single}
-    whole["only time"] = Limits(**{**none, "time": _SECONDS})
+    whole = {"the defaults": default, "none": none, **single}
     return {name: Profile(limits=limits) for name, limits in whole.items()}
 
 
