@@ -3,9 +3,11 @@ PYTHON ?= python3
 CORES ?= all
 # Two processes, a file's tests in one: most tests wait for other processes, and some files build a project first.
 PARALLEL = -n 2 --dist loadfile
-PYTEST = .venv/bin/python -m pytest -rs $(PARALLEL)
+# A new order each time, to find tests that lean on others; in CI one order, so that its verdict is the commit's.
+ORDER = $(if $(CI),--randomly-seed=1)
+PYTEST = .venv/bin/python -m pytest -rs $(PARALLEL) $(ORDER)
 AS_USER = .venv/bin/python tools/as_ordinary_user.py
-PYTEST_AS_USER = -m pytest -rs $(PARALLEL) -p no:cacheprovider
+PYTEST_AS_USER = -m pytest -rs $(PARALLEL) $(ORDER) -p no:cacheprovider
 # What cannot differ by user is not run again for one.
 UNIT_BY_USER = $(shell grep -lE '\bidmap\b|mark\.user' tests/unit/*.py)
 SKETCHES = Snakefile workflow/rules

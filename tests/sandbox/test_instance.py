@@ -581,7 +581,9 @@ def test_only_a_terminal_is_shown_progress(
     monkeypatch.setattr("sys.stderr", terminal)
     assert main(words) == 0
     assert capsys.readouterr().out == quiet.out
-    assert "2 of 2 layers read" in terminal.getvalue()
+    # Other tests may have put checkpoints beside the two that were packed.
+    count = len(set(packed.store.digests()))
+    assert f"{count} of {count} layers read" in terminal.getvalue()
     assert terminal.getvalue().endswith("\r\x1b[K")
 
 
