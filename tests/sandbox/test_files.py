@@ -60,9 +60,22 @@ def test_what_cannot_be_read(box: Sandbox, path: str, number: int) -> None:
 
 def test_reading_is_bounded(box: Sandbox) -> None:
     box.run("truncate -s 1T /root/huge")
+    for bound in ({}, {"max_bytes": 1000}):
+        with pytest.raises(SandboxFileError, match=r"larger than max_bytes, 1,0.*raise") as caught:
+            box.read_file("/root/huge", **bound)
+        assert (caught.value.errno, caught.value.path) == (errno.EFBIG, "/root/huge")
+    box.run("rm /root/huge; printf 0123456789 > /root/ten")
+    assert box.read_file("/root/ten", max_bytes=10) == b"0123456789"
     with pytest.raises(SandboxFileError, match="larger"):
-        box.read_file("/root/huge", max_bytes=1000)
-    box.run("rm /root/huge")
+        box.read_file("/root/ten", max_bytes=9)
+
+
+def test_files_that_the_kernel_makes_up_are_read_whole(box: Sandbox) -> None:
+    """Their size is 0, or as good as."""
+    assert box.read_file("/proc/self/status").startswith(b"Name:")
+    assert box.read_file("/proc/self/status", max_bytes=1 << 62).startswith(b"Name:")
+    with pytest.raises(SandboxFileError, match="larger"):
+        box.read_file("/proc/self/status", max_bytes=10)
 
 
 def test_relative_paths_start_at_the_sandboxs_directory(start) -> None:
@@ -135,6 +148,78 @@ def test_missing_sources_are_errors_that_name_them(box: Sandbox, tmp_path: Path)
     with pytest.raises(FileNotFoundError) as missing:
         box.upload(tmp_path / "missing", "/root/x")
     assert missing.value.filename == str(tmp_path / "missing")
+
+
+BOUNDS = [
+    ({}, "/root/t/big/sparse", "1,099,511,627,776 bytes, 1,099,511,627,780 with all before it"),
+    ({"max_bytes": 3}, "/root/t/a", "it has 4 bytes: more than max_bytes, 3; raise"),
+    (
+        {"max_bytes": 1 << 50, "max_entries": 3},
+        "/root/t/big/sparse",
+        "one more than max_entries, 3; raise",
+    ),
+    ({"max_entries": 0}, "/root/t", "one more than max_entries, 0"),
+]
+
+
+@pytest.mark.parametrize(("bounds", "where", "reason"), BOUNDS)
+def test_downloads_are_bounded_and_then_leave_nothing(
+    box: Sandbox, tmp_path: Path, bounds: dict[str, int], where: str, reason: str
+) -> None:
+    box.run("mkdir -p /root/t/big; echo new > /root/t/a; truncate -s 1T /root/t/big/sparse")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/a").write_text("old")
+    before = tree(tmp_path)
+    for target in (tmp_path / "there", tmp_path / "new", tmp_path / "un/made"):
+        with pytest.raises(SandboxFileError, match=reason) as caught:
+            box.download("/root/t", target, **bounds)
+        assert caught.value.errno == errno.EFBIG
+        assert caught.value.path == where
+        assert tree(tmp_path) == before
+    assert box.run("rm -r /root/t; echo works").stdout == b"works\n"
+
+
+def test_exactly_the_bounds_are_not_too_much(box: Sandbox, tmp_path: Path) -> None:
+    box.run("mkdir /root/t; echo 123 > /root/t/a; ln -s a /root/t/l; mkdir /root/t/d")
+    box.download("/root/t", tmp_path / "got", max_bytes=4, max_entries=4)
+    assert (tmp_path / "got/l").read_text() == "123\n"
+    box.run("rm -r /root/t")
+
+
+def test_a_download_that_fails_changes_nothing(box: Sandbox, tmp_path: Path) -> None:
+    box.run("mkdir -p /root/t/m; echo new > /root/t/a; chmod 0 /root/t/m; mkfifo /root/t/z")
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t/a").write_text("old")
+    before = tree(tmp_path)
+    with pytest.raises(SandboxFileError, match="t/z"):
+        box.download("/root/t", tmp_path / "t")
+    with pytest.raises(SandboxFileError, match="t/z"):
+        box.download("/root/t", tmp_path / "u")
+    assert tree(tmp_path) == before
+    box.run("rm -r /root/t")
+
+
+def test_directories_that_may_not_be_written_are_merged(box: Sandbox, tmp_path: Path) -> None:
+    box.run(
+        "mkdir -p /root/t/new/below /root/t/old/new; echo x > /root/t/new/below/f; "
+        "echo y > /root/t/old/f; touch -d @1000000000 /root/t/old /root/t/old/new /root/t; "
+        "chmod 555 /root/t /root/t/new /root/t/new/below /root/t/old /root/t/old/new"
+    )
+    (tmp_path / "t/old").mkdir(parents=True)
+    (tmp_path / "t/old/kept").write_text("kept")
+    box.download("/root/t", tmp_path / "t")
+    found = tree(tmp_path / "t")
+    assert {name: content for name, (_, content) in found.items() if content} == {
+        b"new/below/f": b"x\n",
+        b"old/f": b"y\n",
+        b"old/kept": b"kept",
+    }
+    assert {mode & 0o777 for mode, content in found.values() if not content} == {0o555}
+    for folder in ("t", "t/old", "t/old/new"):
+        assert (tmp_path / folder).stat().st_mtime == 1e9
+    for folder in ("t", "t/new", "t/new/below", "t/old", "t/old/new"):
+        (tmp_path / folder).chmod(0o755)
+    box.run("rm -r /root/t")
 
 
 def test_links_inside_lead_nowhere_outside(box: Sandbox, tmp_path: Path) -> None:

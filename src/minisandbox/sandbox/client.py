@@ -7,6 +7,7 @@ are never confused.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from minisandbox.errors import InvalidInput, SandboxDied, SandboxFileError
 from minisandbox.idmap import IdMap, current
@@ -28,6 +29,7 @@ from minisandbox.sandbox.requests import EXIT_KILLED, Requests, check_timeout
 from minisandbox.sandbox.result import EXIT_TIMED_OUT, Result
 from minisandbox.sandbox.session import Session
 from minisandbox.sandbox.snapshots import Kept, Reset, Snapshot, SnapshotWay
+from minisandbox.sandbox.staging import Staging
 from minisandbox.sandbox.steps import LONGEST_WAIT, Cancelled, Steps, blocking, finish
 from minisandbox.sandbox.watching import Attempt
 
@@ -325,9 +327,12 @@ class Sandbox:
         with channel:
             _, (fd,) = self._answer(channel, "file")
             with open(fd, "rb") as file:
-                data = file.read(max_bytes + 1)
-        if len(data) > max_bytes:
-            raise SandboxFileError("read", path, 27, f"it is larger than {max_bytes} bytes")
+                size = os.fstat(fd).st_size
+                # One that is too large need not be read for that to be known.
+                data = _read(file, max(size + 1, _MIB), max_bytes + 1 if size <= max_bytes else 0)
+        if max(size, len(data)) > max_bytes:
+            reason = f"it is larger than max_bytes, {max_bytes:,}; raise that"
+            raise SandboxFileError("read", path, errno.EFBIG, reason)
         return data
 
     def write_file(
@@ -373,21 +378,42 @@ class Sandbox:
                 os.close(write_end)
             self._answer(channel, "done")
 
-    def download(self, remote: str, local: str | Path) -> None:
+    def download(
+        self,
+        remote: str,
+        local: str | Path,
+        *,
+        max_bytes: int = 16 * 1024 * _MIB,
+        max_entries: int = 1_000_000,
+    ) -> None:
         """Copy a file or directory of the sandbox to ``local``, merging into a directory that is
         there.
 
         Like :meth:`upload`; set-id bits are dropped. The stream is not trusted: nothing outside
-        ``local`` is written, whatever the sandbox sends.
+        ``local`` is written, whatever the sandbox sends. It comes together in a hidden directory
+        beside or in ``local`` and is moved when all of it is there: a download that fails changes
+        nothing. Raises ``SandboxFileError`` (EFBIG) as soon as it comes to more than ``max_bytes``,
+        holes of files included as they are not kept, or to more than ``max_entries`` files,
+        directories and links; the defaults are what ``Limits`` allows a sandbox to write.
         """
+        path = self._requests.absolute(remote)
         read_end, write_end = os.pipe()
-        request = {"operation": "download", "path": self._requests.absolute(remote)}
         with open(read_end, "rb", buffering=_MIB) as stream:
+            request = {"operation": "download", "path": path}
             _, channel = self._requests.send(request, [write_end])
-            with channel:
-                receiver = trees.Receiver(os.fspath(local), mode_mask=0o777)
+            with channel, Staging(os.fspath(local)) as staging:
+                receiver = trees.Receiver(
+                    staging.path, mode_mask=0o777, max_bytes=max_bytes, max_entries=max_entries
+                )
                 try:
                     receiver.receive(stream)
+                except trees.TooMuch as error:
+                    raise SandboxFileError(
+                        "download",
+                        os.path.join(path, *error.below),
+                        errno.EFBIG,
+                        f"{error.reason}; raise that, or download less",
+                    ) from None
                 except OSError as error:
                     if error.errno != trees.CUT:
                         raise
@@ -396,6 +422,7 @@ class Sandbox:
                 finally:
                     receiver.close()
                 self._answer(channel, "done")
+                staging.put_in_place()
 
     def reset(self) -> Reset:
         """Drop everything that was done in it, processes included, and begin anew on its layers.
@@ -572,3 +599,14 @@ class Sandbox:
                 self._requests.raise_if_dead()
             return EXIT_TIMED_OUT
         return self._requests.exit_code(ended.fields)
+
+
+def _read(file: BinaryIO, step: int, most: int) -> bytes:
+    """What is to be read, at most ``most`` bytes, by ``step`` at once: what the kernel makes up as
+    it is read has no size, and files may grow.
+    """
+    parts: list[bytes] = []
+    while most and (part := file.read(min(step, most))):
+        parts.append(part)
+        most -= len(part)
+    return b"".join(parts)

@@ -90,20 +90,45 @@ def _write(pipe: int, data: bytes) -> None:
         view = view[os.write(pipe, view) :]
 
 
+class TooMuch(Exception):
+    """A stream describes more than its reader takes; ``below`` leads from its top to the entry with
+    which it does.
+    """
+
+    def __init__(self, reason: str, below: list[str]) -> None:
+        self.reason = reason
+        self.below = below
+        super().__init__(reason)
+
+
 class Receiver:
     """Builds at ``destination`` what a stream describes.
 
     Directories that exist are merged into, files that exist are replaced in one step. ``mode_mask``
-    limits the permission bits taken over.
+    limits the permission bits taken over. Where they are given, ``max_bytes`` bounds what all files
+    hold together, their holes included, and ``max_entries`` how many files, directories and links
+    there are: nothing is written of the entry that exceeds them.
     """
 
-    def __init__(self, destination: str, *, mode_mask: int) -> None:
+    def __init__(
+        self,
+        destination: str,
+        *,
+        mode_mask: int,
+        max_bytes: int | None = None,
+        max_entries: int | None = None,
+    ) -> None:
         path = os.path.realpath(destination)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         self._top = os.path.basename(path)
         self._mask = mode_mask
         self._open = [os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
         self._attributes: list[tuple[int, int]] = []
+        self._max_bytes = max_bytes
+        self._max_entries = max_entries
+        self._bytes = self._entries = 0
+        #: The names of the directories that are open, below the top one.
+        self._below: list[str] = []
 
     def close(self) -> None:
         """Close the directories still open."""
@@ -112,7 +137,7 @@ class Receiver:
 
     def receive(self, stream: BinaryIO) -> None:
         """Read the stream to its end mark; raises ``OSError``, EBADMSG for one that is cut or
-        malformed.
+        malformed, and ``TooMuch``.
         """
         while True:
             kind, length, mode, size, mtime = _HEADER.unpack(_read(stream, _HEADER.size))
@@ -124,6 +149,7 @@ class Receiver:
                 self._leave()
                 continue
             name = self._name(_read(stream, length) if length <= 4096 else b"/")
+            self._count(name, size if kind == b"f" else 0)
             if kind == b"d":
                 self._enter(name, mode & self._mask, mtime)
             elif kind == b"f":
@@ -141,6 +167,18 @@ class Receiver:
             raise OSError(errno.EBADMSG, "an entry of the stream has a name that leads elsewhere")
         return os.fsdecode(raw)
 
+    def _count(self, name: str, size: int) -> None:
+        self._bytes += size
+        self._entries += 1
+        reason = ""
+        if self._max_bytes is not None and self._bytes > self._max_bytes:
+            whole = f", {self._bytes:,} with all before it" if self._bytes > size else ""
+            reason = f"it has {size:,} bytes{whole}: more than max_bytes, {self._max_bytes:,}"
+        elif self._max_entries is not None and self._entries > self._max_entries:
+            reason = f"it is one more than max_entries, {self._max_entries:,}"
+        if reason:
+            raise TooMuch(reason, [*self._below, name] if len(self._open) > 1 else [])
+
     def _enter(self, name: str, mode: int, mtime: int) -> None:
         if len(self._open) > MAX_DEPTH + 1:
             raise OSError(errno.ELOOP, f"more than {MAX_DEPTH} levels of directories", name)
@@ -150,12 +188,16 @@ class Receiver:
             pass
         self._open.append(os.open(name, _OPEN_DIRECTORY, dir_fd=self._open[-1]))
         self._attributes.append((mode, mtime))
+        if len(self._open) > 2:
+            self._below.append(name)
 
     def _leave(self) -> None:
         if len(self._open) < 2:
             raise OSError(errno.EBADMSG, "the stream leaves the destination")
         fd = self._open.pop()
         mode, mtime = self._attributes.pop()
+        if self._below:
+            self._below.pop()
         try:
             os.fchmod(fd, mode)
             os.utime(fd, ns=(mtime, mtime))
