@@ -22,7 +22,7 @@ from minisandbox.records.layer import LayerRef
 from minisandbox.records.manifest import READABLE_SCHEMAS, ManifestRow, variables_of
 from minisandbox.runtime.instance import Instance, start_instance
 from minisandbox.runtime.stack import Report
-from minisandbox.sandbox import Profile
+from minisandbox.sandbox import Profile, arguments
 from minisandbox.store import NodeStore, Store, default_node_root
 
 MANIFEST_NAME = "manifest.jsonl"
@@ -107,6 +107,9 @@ class Cache:
         ``LayerDamaged`` or ``HostUnsupported``. An instance that was built but not validated as
         ``ok`` can still be materialized: the row's ``status`` says what is known of it.
         """
+        variables = arguments.variables("env", env)
+        if profile is not None:
+            arguments.instance_of("profile", profile, Profile)
         row = self.row(instance_id)
         if not row.layers:
             raise InstanceUnavailable(instance_id, row.reason)
@@ -117,7 +120,7 @@ class Cache:
             node=self.node,
             name=instance_id,
             profile=profile,
-            env={**variables_of(row, "env"), **(env or {})},
+            env={**variables_of(row, "env"), **variables},
             report=report,
         )
 

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 
 from minisandbox.errors import InvalidInput, MiniSandboxError, PatchFailed
-from minisandbox.sandbox import Result, Sandbox
+from minisandbox.sandbox import Result, Sandbox, arguments
 
 #: Where ``start_instance`` binds the pristine ``.git`` of the source and the instance layer.
 BASE = "/run/minisandbox/base"
@@ -151,8 +151,10 @@ def apply_patch(sandbox: Sandbox, patch: str, *, name: str) -> None:
     """``git apply``, then ``patch`` with the fuzz the official harness allows; nothing is changed
     on failure.
     """
-    if not patch.endswith("\n"):
-        patch += "\n"
+    remedy = "give a string, which bytes are after decode('utf-8', 'surrogateescape')"
+    content = arguments.encoded("patch", patch, remedy=remedy)
+    if not content.endswith(b"\n"):
+        content += b"\n"
     # What git refuses for where it would write, `patch` must not be asked to do.
     script = """
 cat > "$scratch/patch"
@@ -169,7 +171,7 @@ fi
 cat "$scratch/why" >&2
 exit 1
 """
-    result = _git(sandbox, script, stdin=patch.encode("utf-8", "surrogateescape"))
+    result = _git(sandbox, script, stdin=content)
     if result.exit_code != 0:
         raise PatchFailed(name, _tail(result))
 
@@ -221,11 +223,12 @@ def restore(sandbox: Sandbox, head_tree: str, paths: Sequence[str]) -> None:
 
     Raises ``InvalidInput`` for a path that is not one of the work tree.
     """
-    for path in paths:
-        _refuse_elsewhere(path)
-    if not paths:
+    names = arguments.texts("paths", paths, remedy="give a sequence of strings")
+    for name in names:
+        _refuse_elsewhere(name)
+    if not names:
         return
-    listing = b"".join(path.encode("utf-8", "surrogateescape") + b"\0" for path in paths)
+    listing = b"".join(arguments.encoded("paths", name) + b"\0" for name in names)
     result = _git(sandbox, f"tree={shlex.quote(head_tree)}\n{_RESTORE}", stdin=listing)
     if result.exit_code != 0:
         raise MiniSandboxError(f"cannot restore files of {sandbox.name}: {_tail(result)}")
@@ -233,7 +236,7 @@ def restore(sandbox: Sandbox, head_tree: str, paths: Sequence[str]) -> None:
 
 def _refuse_elsewhere(path: str) -> None:
     parts = path.split("/")
-    if "\0" in path or any(part in ("", ".", "..") or part.lower() == ".git" for part in parts):
+    if any(part in ("", ".", "..") or part.lower() == ".git" for part in parts):
         raise InvalidInput(
             "path",
             f"{path!r} is not a path of the repository",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from minisandbox.errors import InvalidInput
-from minisandbox.sandbox import wire
+from minisandbox.sandbox import arguments, wire
 from minisandbox.sandbox.steps import Cancelled, Steps, Wait
 
 _CHUNK = 1 << 18
@@ -100,13 +100,17 @@ def open_streams(
     stderr_file: Path | None,
 ) -> Generator[list[Stream], None, None]:
     """The streams of one command; raises ``OSError`` for a file that cannot be written."""
-    if limit < 0:
-        raise InvalidInput("max_output", f"is {limit}", "give a number of bytes from 0 on")
+    limit = arguments.size("max_output", limit)
+    arguments.function("on_output", watch)
     if merged and stderr_file is not None:
         raise InvalidInput(
             "stderr_file", "has no stream with merge_stderr", "both are in stdout_file"
         )
     files = {"stdout": stdout_file} if merged else {"stdout": stdout_file, "stderr": stderr_file}
+    paths = {
+        name: None if path is None else arguments.host_path(f"{name}_file", path)
+        for name, path in files.items()
+    }
     with ExitStack() as stack:
         yield [
             Stream(
@@ -114,7 +118,7 @@ def open_streams(
                 partial(watch, name) if watch is not None else None,
                 stack.enter_context(open(path, "wb")) if path is not None else None,
             )
-            for name, path in files.items()
+            for name, path in paths.items()
         ]
 
 

@@ -21,11 +21,11 @@ from typing import BinaryIO, Literal
 
 from minisandbox.errors import InvalidInput, SandboxDied, SandboxFileError
 from minisandbox.idmap import IdMap, current
-from minisandbox.sandbox import capture, terminal, trees, wire
+from minisandbox.sandbox import arguments, capture, terminal, trees, wire
 from minisandbox.sandbox.launch import Link, check_count, launch
 from minisandbox.sandbox.popen import Process
 from minisandbox.sandbox.profile import Profile
-from minisandbox.sandbox.requests import EXIT_KILLED, Requests, check_timeout
+from minisandbox.sandbox.requests import EXIT_KILLED, Requests
 from minisandbox.sandbox.result import EXIT_TIMED_OUT, Result
 from minisandbox.sandbox.session import Session
 from minisandbox.sandbox.snapshots import Kept, Reset, Snapshot, SnapshotWay
@@ -104,12 +104,23 @@ class Sandbox:
         added to ``DEFAULT_ENV`` for every command. Raises ``HostUnsupported`` where the kernel
         refuses something, and ``InvalidInput`` for layers that cannot be stacked.
         """
-        if not 0 < start_timeout <= LONGEST_WAIT:
+        patience = arguments.seconds("start_timeout", start_timeout)
+        if patience is None or not 0 < patience <= LONGEST_WAIT:
             raise InvalidInput(
                 "start_timeout", f"is {start_timeout}", "give seconds above 0, a day at most"
             )
-        options = _Options(scratch, idmap or current(), profile or Profile(), start_timeout)
-        return cls(tuple(layers), options, {**DEFAULT_ENV, **(env or {})}, cwd, name)
+        idmap = current() if idmap is None else idmap
+        profile = Profile() if profile is None else profile
+        arguments.instance_of("idmap", idmap, IdMap)
+        arguments.instance_of("profile", profile, Profile)
+        paths = arguments.sequence("layers", layers, remedy="give a sequence of directories")
+        return cls(
+            tuple(Path(arguments.host_path("layers", path)) for path in paths),
+            _Options(Path(arguments.host_path("scratch", scratch)), idmap, profile, patience),
+            {**DEFAULT_ENV, **arguments.variables("env", env)},
+            arguments.text("cwd", cwd),
+            arguments.text("name", name),
+        )
 
     @property
     def alive(self) -> bool:
@@ -196,7 +207,7 @@ class Sandbox:
         ``InvalidInput`` for what cannot be run at all, and ``OSError`` where a file of the host
         cannot be written.
         """
-        check_timeout(timeout)
+        patience = arguments.seconds("timeout", timeout)
         with capture.open_streams(
             merged=merge_stderr,
             limit=max_output,
@@ -207,14 +218,14 @@ class Sandbox:
             request, files = self._requests.command(
                 command, stdin=stdin, env=env, cwd=cwd, user=user
             )
-            request["merge"] = merge_stderr
+            request["merge"] = bool(merge_stderr)
             started = time.monotonic()
             before = self._link.limits.mark()
             token, channel, _, pipes = yield from self._requests.begin(
-                request, files, timeout=timeout
+                request, files, timeout=patience
             )
             with channel:
-                deadline = None if timeout is None else started + timeout
+                deadline = None if patience is None else started + patience
                 ended = yield from capture.collect(channel, pipes, streams, deadline)
         code = self._exit_code(ended, token)
         if ended.cancelled:
@@ -252,11 +263,20 @@ class Sandbox:
         """
         if pty and stdin is not None:
             raise InvalidInput("stdin", "is the keyboard with pty", "write to the process's stdin")
-        piped = stdin == "pipe"
+        piped = isinstance(stdin, str)
+        if isinstance(stdin, str) and stdin != "pipe":
+            raise InvalidInput("stdin", "is a string", "give its bytes, or 'pipe' to write to it")
+        rows_and_columns = arguments.terminal_size("size", size)
         request, files = self._requests.command(
             command, stdin=None if isinstance(stdin, str) else stdin, env=env, cwd=cwd, user=user
         )
-        request.update(operation="serve", merge=merge_stderr, open_stdin=piped, pty=pty, size=size)
+        request.update(
+            operation="serve",
+            merge=bool(merge_stderr),
+            open_stdin=piped,
+            pty=bool(pty),
+            size=rows_and_columns,
+        )
         token, channel, _, fds = yield from self._requests.begin(request, files)
         try:
             fields, _ = yield from self._requests.reply(channel, "started", "exit", or_nothing=True)
@@ -301,9 +321,11 @@ class Sandbox:
         ``argv`` is a login-less interactive bash unless given. Where standard input is no terminal
         its bytes are passed on all the same, and its end is typed as Ctrl-D.
         """
-        shell = argv or ["/bin/sh", "-c", "exec bash -i || exec sh -i"]
-        term = {"TERM": os.environ.get("TERM", "xterm"), **(env or {})}
-        request, files = self._requests.command(list(shell), env=term, cwd=cwd, user=None)
+        shell = ["/bin/sh", "-c", "exec bash -i || exec sh -i"]
+        if argv is not None:
+            shell = arguments.argv("argv", argv)
+        term = {"TERM": os.environ.get("TERM", "xterm"), **arguments.variables("env", env)}
+        request, files = self._requests.command(shell, env=term, cwd=cwd, user=None)
         request["pty"], request["size"] = True, terminal.size()
         _, channel, _, (master,) = finish(self._requests.begin(request, files))
         with channel:
@@ -322,16 +344,21 @@ class Sandbox:
         With ``user`` the permissions of that user decide, mode bits included: root's too, without
         the capabilities that pass over them.
         """
-        request = {"operation": "read", "path": self._requests.absolute(path), "user": user}
+        most = arguments.size("max_bytes", max_bytes)
+        request = {
+            "operation": "read",
+            "path": self._requests.absolute(path),
+            "user": arguments.user("user", user),
+        }
         _, channel = self._requests.send(request, [])
         with channel:
             _, (fd,) = self._answer(channel, "file")
             with open(fd, "rb") as file:
                 size = os.fstat(fd).st_size
                 # One that is too large need not be read for that to be known.
-                data = _read(file, max(size + 1, _MIB), max_bytes + 1 if size <= max_bytes else 0)
-        if max(size, len(data)) > max_bytes:
-            reason = f"it is larger than max_bytes, {max_bytes:,}; raise that"
+                data = _read(file, max(size + 1, _MIB), most + 1 if size <= most else 0)
+        if max(size, len(data)) > most:
+            reason = f"it is larger than max_bytes, {most:,}; raise that"
             raise SandboxFileError("read", path, errno.EFBIG, reason)
         return data
 
@@ -344,12 +371,13 @@ class Sandbox:
         With ``user`` the permissions of that user decide as in :meth:`read_file`, and a file that
         is there is written as a program would: not in one step, and it keeps its mode and owner.
         """
-        content = data.encode("utf-8") if isinstance(data, str) else data
+        content = arguments.content("data", data)
+        bits = "give permission bits, such as 0o644"
         request = {
             "operation": "write",
             "path": self._requests.absolute(path),
-            "mode": mode,
-            "user": user,
+            "mode": arguments.whole("mode", mode, least=0, most=0o7777, remedy=bits),
+            "user": arguments.user("user", user),
         }
         _, channel = self._requests.send(request, [wire.memory_file("data", content)])
         with channel:
@@ -362,8 +390,9 @@ class Sandbox:
         Kept: content, modes, times, links as they are. Raises ``SandboxFileError``, or ``OSError``
         for what cannot be read on the host.
         """
+        source = arguments.host_path("local", local)
+        request = {"operation": "upload", "path": self._requests.absolute(remote, where="remote")}
         read_end, write_end = os.pipe()
-        request = {"operation": "upload", "path": self._requests.absolute(remote)}
         try:
             _, channel = self._requests.send(request, [read_end])
         except BaseException:
@@ -371,7 +400,7 @@ class Sandbox:
             raise
         with channel:
             try:
-                trees.send(os.fspath(local), write_end)
+                trees.send(source, write_end)
             except BrokenPipeError:
                 pass  # the other side has stopped reading; it says why
             finally:
@@ -396,14 +425,17 @@ class Sandbox:
         holes of files included as they are not kept, or to more than ``max_entries`` files,
         directories and links; the defaults are what ``Limits`` allows a sandbox to write.
         """
-        path = self._requests.absolute(remote)
+        path = self._requests.absolute(remote, where="remote")
+        target = arguments.host_path("local", local)
+        most = arguments.size("max_bytes", max_bytes)
+        entries = arguments.size("max_entries", max_entries)
         read_end, write_end = os.pipe()
         with open(read_end, "rb", buffering=_MIB) as stream:
             request = {"operation": "download", "path": path}
             _, channel = self._requests.send(request, [write_end])
-            with channel, Staging(os.fspath(local)) as staging:
+            with channel, Staging(target) as staging:
                 receiver = trees.Receiver(
-                    staging.path, mode_mask=0o777, max_bytes=max_bytes, max_entries=max_entries
+                    staging.path, mode_mask=0o777, max_bytes=most, max_entries=entries
                 )
                 try:
                     receiver.receive(stream)
@@ -485,6 +517,7 @@ class Sandbox:
         """Another sandbox with the same files, by a :meth:`snapshot`; what either does from then
         on, the other does not see.
         """
+        arguments.text("name", name)
         with self.snapshot() as snapshot:
             return self.start_from(snapshot, name=name)
 
@@ -492,10 +525,16 @@ class Sandbox:
         """Start a sandbox with the files of a snapshot and all else like this one's; this one may
         be closed.
         """
+        arguments.instance_of("snapshot", snapshot, Snapshot)
         if snapshot.closed:
             raise InvalidInput("snapshot", "was closed", "start from it before you close it")
         return Sandbox(
-            snapshot.layers, self._options, self._env, self._cwd, name, kept=snapshot.kept
+            snapshot.layers,
+            self._options,
+            self._env,
+            self._cwd,
+            arguments.text("name", name),
+            kept=snapshot.kept,
         )
 
     def _snapshot(self, kept: tuple[Kept, ...], way: SnapshotWay, started: float) -> Snapshot:

@@ -13,7 +13,7 @@ import threading
 import time
 from types import TracebackType
 
-from minisandbox.sandbox import capture, wire
+from minisandbox.sandbox import arguments, capture, wire
 from minisandbox.sandbox.requests import EXIT_KILLED, Requests
 from minisandbox.sandbox.steps import Cancelled, Steps, Wait, blocking
 
@@ -68,7 +68,8 @@ class Process:
         What it left in the background does not count. Raises ``SandboxDied`` when the sandbox went
         away under it.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        patience = arguments.seconds("timeout", timeout)
+        deadline = None if patience is None else time.monotonic() + patience
         while self._code is None and not self._over:
             ready = yield Wait((self._channel.fileno(),), deadline)
             if ready:
@@ -84,7 +85,9 @@ class Process:
         """Send a signal to the process and its group, as a terminal would; harmless after its
         end.
         """
-        self._tell("signal", str(int(number)))
+        remedy = "give the number of a signal, 64 at most"
+        checked = arguments.whole("number", number, least=0, most=64, remedy=remedy)
+        self._tell("signal", str(checked))
 
     def terminate(self) -> None:
         """Ask the process and its group to end (SIGTERM)."""
@@ -92,6 +95,7 @@ class Process:
 
     def resize(self, rows: int, columns: int) -> None:
         """Give the terminal another size; without one nothing happens."""
+        rows, columns = arguments.terminal_size("rows, columns", (rows, columns))
         self._tell("resize", str(rows), str(columns))
 
     @blocking

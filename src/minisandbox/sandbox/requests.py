@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from minisandbox.errors import InvalidInput, SandboxDied, SandboxFileError
-from minisandbox.sandbox import capture, wire
+from minisandbox.sandbox import arguments, capture, wire
 from minisandbox.sandbox.launch import Link
 from minisandbox.sandbox.steps import Cancelled, Steps, Wait
 
@@ -77,11 +77,11 @@ class Requests:
         if self.closed:
             raise SandboxDied(self.name, self.closed)
 
-    def absolute(self, path: str) -> str:
-        """``path`` as from the sandbox's own directory; raises ``InvalidInput`` for NUL bytes."""
-        if "\0" in path:
-            raise InvalidInput("path", f"{path!r} holds a NUL byte")
-        return posixpath.join(self._cwd, path)
+    def absolute(self, path: str, *, where: str = "path") -> str:
+        """``path`` as from the sandbox's own directory; raises ``InvalidInput`` for what is no
+        path.
+        """
+        return posixpath.join(self._cwd, arguments.text(where, path))
 
     def command(
         self,
@@ -96,31 +96,29 @@ class Requests:
 
         Raises ``InvalidInput`` for what cannot be run at all.
         """
-        argv = [] if isinstance(command, str) else list(command)
-        whole = {**self._env, **(env or {})}
-        if user not in (None, 0, "0", "root") and "HOME" not in (env or {}):
+        checked = arguments.command("command", command)
+        given = arguments.variables("env", env)
+        place = "" if cwd is None else arguments.text("cwd", cwd)
+        account = arguments.user("user", user)
+        whole = {**self._env, **given}
+        if account not in (None, 0, "0", "root") and "HOME" not in given:
             del whole["HOME"]  # root's; the account's own is set inside
-        if not isinstance(command, str) and not argv:
-            raise InvalidInput("command", "the sequence is empty")
-        texts = [command] if isinstance(command, str) else argv
-        for text in (*texts, *whole, *whole.values()):
-            if b"\0" in encoded(text):
-                raise InvalidInput("command", "arguments and environment cannot hold NUL bytes")
         files: list[int] = []
-        if isinstance(stdin, int):
-            files.append(_pipe(stdin))
+        if isinstance(stdin, bytes | bytearray | memoryview):
+            files.append(wire.memory_file("stdin", arguments.content("stdin", stdin)))
         elif stdin is not None:
-            files.append(wire.memory_file("stdin", stdin))
-        if isinstance(command, str):
-            files.append(wire.memory_file("script", encoded(command)))
+            files.append(_pipe(stdin))
+        script = isinstance(checked, str)
+        if script:
+            files.append(wire.memory_file("script", arguments.encoded("command", checked)))
         request: dict[str, Any] = {
             "operation": "run",
-            "argv": argv,
-            "script": len(files) - 1 if isinstance(command, str) else -1,
+            "argv": [] if script else checked,
+            "script": len(files) - 1 if script else -1,
             "stdin": -1 if stdin is None else 0,
             "env": whole,
-            "cwd": posixpath.join(self._cwd, cwd or ""),
-            "user": user,
+            "cwd": posixpath.join(self._cwd, place),
+            "user": account,
             "merge": False,
             "pty": False,
         }
@@ -298,27 +296,13 @@ def note_requests() -> list[tuple[Requests, str]]:
     return requests
 
 
-def _pipe(fd: int) -> int:
+def _pipe(stdin: int) -> int:
+    remedy = "give bytes, the descriptor of a pipe, or to popen 'pipe'"
+    fd = arguments.whole("stdin", stdin, least=0, most=(1 << 31) - 1, remedy=remedy)
     # A file or directory of the host would be a way out: /proc/self/fd/0 can be opened for writing.
-    if not stat.S_ISFIFO(os.fstat(fd).st_mode):
-        raise InvalidInput("stdin", f"descriptor {fd} is no pipe", "copy it through one")
-    return os.dup(fd)
-
-
-def check_timeout(timeout: float | None) -> None:
-    """Raise ``InvalidInput`` for what is no number of seconds."""
-    if timeout is not None and not timeout >= 0:  # NaN is not either
-        raise InvalidInput(
-            "timeout", f"is {timeout}", "give seconds from 0 on, or None to wait for the end"
-        )
-
-
-def encoded(text: str) -> bytes:
-    """Text for a program, as ``os.fsencode`` has it; raises ``InvalidInput`` for what has no
-    bytes.
-    """
     try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        what = f"{text[error.start : error.end]!r} at {error.start} is half a character"
-        raise InvalidInput("command", what, "pass the text as it was read") from None
+        if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            raise InvalidInput("stdin", f"descriptor {fd} is no pipe", "copy it through one")
+        return os.dup(fd)
+    except OSError as error:
+        raise InvalidInput("stdin", f"descriptor {fd}: {error.strerror}", remedy) from None

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from minisandbox.errors import InvalidInput, SessionDied
-from minisandbox.sandbox import capture, wire
-from minisandbox.sandbox.requests import Requests, check_timeout, encoded
+from minisandbox.sandbox import arguments, capture, wire
+from minisandbox.sandbox.requests import Requests
 from minisandbox.sandbox.result import EXIT_TIMED_OUT, Result
 from minisandbox.sandbox.steps import Cancelled, Steps, blocking
 
@@ -100,9 +100,8 @@ class Session:
         ``SessionDied`` when the shell had ended before, ``SandboxDied`` when the sandbox is gone,
         and ``InvalidInput`` while another thread's command runs in this session.
         """
-        check_timeout(timeout)
-        if b"\0" in encoded(command):
-            raise InvalidInput("command", "shell text cannot hold NUL bytes")
+        patience = arguments.seconds("timeout", timeout)
+        script = arguments.text("command", command, remedy="give shell text as a string")
         with capture.open_streams(
             merged=merge_stderr,
             limit=max_output,
@@ -114,7 +113,7 @@ class Session:
             before = self._requests.link.limits.mark()
             channel = self._occupy()
             try:
-                ended = yield from self._run(channel, command, streams, timeout)
+                ended = yield from self._run(channel, script, streams, patience)
             finally:
                 self._running = 0
         outputs = [stream.content() for stream in streams]
@@ -187,7 +186,7 @@ class Session:
     ) -> Steps[capture.Ended]:
         deadline = None if timeout is None else time.monotonic() + timeout
         number = str(self._running)
-        text = wire.memory_file("command", encoded(command))
+        text = wire.memory_file("command", arguments.encoded("command", command))
         try:
             kind = "merged" if len(streams) == 1 else "apart"
             wire.send(channel, "command", number, kind, fds=[text])

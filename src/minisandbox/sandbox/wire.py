@@ -55,7 +55,7 @@ def receive(sock: socket.socket, flags: int = 0) -> tuple[list[str], list[int]]:
     return fields, list(fds)
 
 
-def memory_file(name: str, data: bytes) -> int:
+def memory_file(name: str, data: bytes | memoryview) -> int:
     """A descriptor, at its beginning, of an anonymous file that holds ``data``."""
     fd = os.memfd_create(name)
     try:
