@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,35 @@ def test_a_missing_key_and_broken_json_are_named(tmp_path: Path) -> None:
 def test_whole_numbers_are_seconds_too() -> None:
     data = json.loads(json.dumps({**codec.encode(RECORD), "seconds": 2}))
     assert codec.decode(EnvironmentRecord, data, where="r").seconds == 2.0
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """Refuses some of what its types allow."""
+
+    number: int = 1
+
+    def __post_init__(self) -> None:
+        if self.number > 9:
+            raise InvalidInput("narrow", f"number is {self.number}", "use 9 at most")
+
+
+@dataclass(frozen=True)
+class Around:
+    inner: Narrow = Narrow()
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"inner": {"number": 10}}, "r.json: key 'inner': number is 10; use 9 at most"),
+        ({"inner": {"size": 1}}, "r.json: key 'inner.size': is unknown; known keys: number"),
+    ],
+)
+def test_what_a_class_refuses_is_named_with_its_place(data: dict[str, object], said: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        codec.decode(Around, data, where="r.json")
+    assert str(caught.value) == said
+    with pytest.raises(InvalidInput) as part:
+        codec.decode(Narrow, data["inner"], where="r.json", path="inner")
+    assert str(part.value) == said

@@ -32,11 +32,11 @@ def _fields(cls: type) -> dict[str, dataclasses.Field[Any]]:
     return {field.name: field for field in dataclasses.fields(cls)}
 
 
-def decode(cls: type[T], data: Any, *, where: str) -> T:
+def decode(cls: type[T], data: Any, *, where: str, path: str = "") -> T:
     """Build ``cls`` (a dataclass) from parsed JSON; raises ``InvalidInput`` naming ``where`` and
-    the key.
+    the key. ``path`` is the key that ``data`` is the value of, where it is a part of something.
     """
-    return typing.cast(T, _decode(cls, data, where, ""))
+    return typing.cast(T, _decode(cls, data, where, path))
 
 
 def _at(where: str, path: str) -> str:
@@ -102,7 +102,7 @@ def _decode_dataclass(cls: type, data: Any, where: str, path: str) -> Any:
     hints = _hints(cls)
     fields = _fields(cls)
     prefix = f"{path}." if path else ""
-    unknown = sorted(set(mapping) - set(fields))
+    unknown = sorted(str(key) for key in mapping if key not in fields)  # YAML has other keys too
     if unknown:
         raise InvalidInput(
             _at(where, prefix + unknown[0]), "is unknown", f"known keys: {', '.join(fields)}"
@@ -113,7 +113,10 @@ def _decode_dataclass(cls: type, data: Any, where: str, path: str) -> Any:
             values[name] = _decode(hints[name], mapping[name], where, prefix + name)
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise InvalidInput(_at(where, prefix + name), "is missing")
-    return cls(**values)
+    try:
+        return cls(**values)
+    except InvalidInput as error:  # the class knows what is wrong, and not where it was written
+        raise InvalidInput(_at(where, path), error.problem, error.remedy) from None
 
 
 def encode(value: Any) -> Any:
