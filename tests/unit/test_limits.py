@@ -13,7 +13,7 @@ import pytest
 
 from minisandbox.errors import InvalidInput
 from minisandbox.sandbox.limits import capacity, cgroups, ledger, processors
-from minisandbox.sandbox.limits.declared import Limits, memory_file_systems
+from minisandbox.sandbox.limits.declared import Limits, loosest, memory_file_systems
 from minisandbox.sandbox.limits.footprint import measure
 from minisandbox.sandbox.limits.keeper import Account, Keeper
 
@@ -28,7 +28,10 @@ REFUSED = [
     ({"disk": -1}, "disk is -1"),
     ({"time": 0}, "time is 0"),
     ({"time": float("nan")}, "time is nan"),
-    ({"time": float("inf")}, "or None for no limit"),
+    ({"time": float("inf")}, "null. for no limit"),
+    ({"time": "1h"}, "time is '1h'"),
+    ({"time": True}, "time is True"),
+    ({"inodes": 1 << 62}, f"use {1 << 53} at most"),
 ]
 
 
@@ -43,6 +46,13 @@ def test_every_limit_is_part_of_the_identity_and_has_a_word() -> None:
     for name, value in Limits().identity().items():
         changed = replace(Limits(), **{name: (value or 0) + 1})
         assert changed.identity() != Limits().identity()
+
+
+def test_the_loosest_of_several_has_room_for_each() -> None:
+    several = [Limits(memory=GIB, time=60), Limits(cpus=8, time=5), Limits(disk=None, time=60.5)]
+    assert loosest(several) == Limits(memory=8 * GIB, cpus=8, disk=None, time=60.5)
+    assert loosest([Limits(memory=GIB, time=60)]) == Limits(memory=GIB, time=60)
+    assert loosest([Limits(time=60), Limits()]) == Limits()
 
 
 @pytest.mark.parametrize("memory", [64 << 20, GIB, 8 * GIB, 64 * GIB, None])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from minisandbox.errors import InvalidInput
@@ -20,6 +21,9 @@ _LEAST = {
     "inodes": 64,
     "open_files": 32,
 }
+#: The most of any that the kernel takes everywhere: beyond it is no limit, only an error.
+_MOST = 1 << 53
+_NO_LIMIT = "None (in a file null) for no limit"
 
 #: What part of the memory limit memory file systems may take at most, /dev/shm and an upper
 #: directory in memory. Together they stay below the whole: what is in a file is not freed by ending
@@ -59,17 +63,36 @@ class Limits:
             if value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
-                raise InvalidInput("limits", f"{name} is {value!r}", "give a whole number or None")
-            if value < least:
-                raise InvalidInput("limits", f"{name} is {value}", f"use {least} or more, or None")
-        if self.time is not None and not (math.isfinite(self.time) and self.time > 0):
+                raise InvalidInput(
+                    "limits", f"{name} is {value!r}", f"give a whole number, or {_NO_LIMIT}"
+                )
+            if not least <= value <= _MOST:
+                bound = f"{least} or more" if value < least else f"{_MOST} at most"
+                raise InvalidInput("limits", f"{name} is {value}", f"use {bound}, or {_NO_LIMIT}")
+        if self.time is not None and not _are_seconds(self.time):
             raise InvalidInput(
-                "limits", f"time is {self.time}", "give seconds above 0, or None for no limit"
+                "limits", f"time is {self.time!r}", f"give seconds above 0, or {_NO_LIMIT}"
             )
 
     def identity(self) -> dict[str, Any]:
         """What of it decides how code behaves: all of it."""
         return asdict(self)
+
+
+def loosest(several: Iterable[Limits]) -> Limits:
+    """Limits under which all has room that has room under one of ``several``."""
+    given = [limits.identity() for limits in several]
+    widest: dict[str, Any] = {}
+    for field in fields(Limits):
+        values = [limits[field.name] for limits in given]
+        widest[field.name] = None if None in values else max(values)
+    return Limits(**widest)
+
+
+def _are_seconds(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value) and value > 0
 
 
 def memory_file_systems(limits: Limits, *, upper_in_memory: bool) -> dict[str, int]:
