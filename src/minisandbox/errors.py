@@ -52,11 +52,14 @@ class HostUnsupported(MiniSandboxError):
 
 
 class SandboxDied(MiniSandboxError):
-    """The sandbox's process tree is gone; nothing more can be run in it."""
+    """The sandbox's process tree is gone; nothing more can be run in it. ``limit`` names the limit
+    that it was ended for, if it was.
+    """
 
-    def __init__(self, name: str, reason: str) -> None:
+    def __init__(self, name: str, reason: str, *, limit: str = "") -> None:
         self.name = name
         self.reason = reason
+        self.limit = limit
         super().__init__(f"sandbox {name} is gone: {reason}; materialize the instance again")
 
 

@@ -295,8 +295,10 @@ def test_a_ledger_tells_what_was_ended_since(tmp_path: Path) -> None:
     assert book.since(book.mark()) == ""
     ledger.note(str(tmp_path), "stopped", "disk", "it wrote too much")
     assert book.since(mark) == "disk"
-    assert book.cause_of_death() == ""
+    assert book.cause_of_death() == ("", "")
     ledger.note(str(tmp_path), "died", "time", "its time was over")
+    died = ledger.Ledger(str(tmp_path)).cause_of_death()
+    assert died == ("time", "its time was over")
     (tmp_path / ledger.NAME).unlink()
     assert book.since(mark) == "disk"  # what was read last
     assert ledger.Ledger(str(tmp_path)).words == dict.fromkeys(ledger.LIMITS, ledger.NONE)

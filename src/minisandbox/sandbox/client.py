@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal
 
-from minisandbox.errors import InvalidInput, SandboxDied, SandboxFileError
+from minisandbox.errors import InvalidInput, SandboxFileError
 from minisandbox.idmap import IdMap, current
 from minisandbox.sandbox import arguments, capture, terminal, trees, wire
 from minisandbox.sandbox.launch import Link, check_count, launch
@@ -505,7 +505,7 @@ class Sandbox:
             try:
                 idle = self._link.is_idle()
             except OSError as error:
-                raise SandboxDied(self.name, self._requests.why_dead()) from error
+                raise self._requests.died() from error
             if idle:
                 self._seal_upper()
                 return self._snapshot(self._kept, "sealed", started)
@@ -608,7 +608,7 @@ class Sandbox:
             try:
                 self._link.end_processes()
             except OSError as error:
-                raise SandboxDied(self.name, self._requests.why_dead()) from error
+                raise self._requests.died() from error
             self._requests.closed = "it was sealed"
             self._requests.forget_all("the sandbox was sealed")
         return self._link.box / "upper"

@@ -149,7 +149,7 @@ class Requests:
                 ours.close()
                 raise
         except (BrokenPipeError, ConnectionError) as error:
-            raise SandboxDied(self.name, self.why_dead()) from error
+            raise self.died() from error
         finally:
             for fd in files:
                 os.close(fd)
@@ -275,12 +275,14 @@ class Requests:
     def raise_if_dead(self) -> None:
         """Raise ``SandboxDied`` when that is why a request was not answered."""
         if not self.alive:
-            raise SandboxDied(self.name, self.closed or self.why_dead())
+            self.refuse_closed()
+            raise self.died()
 
-    def why_dead(self) -> str:
-        """The last that was heard of a sandbox that died."""
-        cause = self.link.limits.cause_of_death()
-        return cause or self.link.last_words() or "its first process was killed"
+    def died(self) -> SandboxDied:
+        """An error with the last that was heard of a sandbox that died."""
+        limit, cause = self.link.limits.cause_of_death()
+        reason = cause or self.link.last_words() or "its first process was killed"
+        return SandboxDied(self.name, reason, limit=limit)
 
 
 #: The requests that were sent in this context, where somebody wants to be able to end them.

@@ -68,14 +68,15 @@ class Ledger:
             return line.split(" ", 2)[1]
         return "memory" if self.events and cgroups.kills(self.events) > mark[1] else ""
 
-    def cause_of_death(self) -> str:
-        """Why the server ended the sandbox, as a clause; nothing if it did not."""
+    def cause_of_death(self) -> tuple[str, str]:
+        """The limit for which the sandbox was ended, and why as a clause; nothing if it was not."""
         for line in reversed(self._read()):
             if line.startswith("died "):
-                return line.split(" ", 2)[2]
+                _, limit, why = line.split(" ", 2)
+                return limit, why
             if line.startswith("limit "):  # what was before a new start is of no account
                 break
-        return ""
+        return "", ""
 
     def _read(self) -> list[str]:
         try:
