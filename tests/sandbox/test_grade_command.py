@@ -129,6 +129,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             "empty_seconds": None,
             "logs": Logs(),
             "extra": "{}",
+            "limits": "{}",
+            "nested": False,
         }
     )
     rows = [
@@ -143,6 +145,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         replace(row, instance_id="bad-variable", env='{"MODE": 1}'),
         replace(row, instance_id="bad-test-env", test_env="{"),
         replace(row, instance_id="bad-extra", extra="null"),
+        replace(row, instance_id="bad-limits", limits='{"memory": 1}'),
+        replace(row, instance_id="confined", test_command=f"unshare -U true || {{ {RUN}; }}"),
+        replace(
+            row,
+            instance_id="nested",
+            nested=True,
+            limits='{"cpus": 1, "open_files": 99}',
+            test_command=f'unshare -U true && [ "$(nproc; ulimit -n)" = "1\n99" ] && {{ {RUN}; }}',
+        ),
         replace(row, instance_id="bad-parser", log_parser="nose"),
         replace(
             row,
@@ -190,6 +201,12 @@ def test_a_verdict_is_a_success_whatever_it_says(grade, tmp_path: Path) -> None:
     assert (code, empty["outcome"], empty["resolved"]) == (0, "unresolved", False)
     assert empty["failing"] == ["t::a"]
     assert grade("good", "--empty", "--strict")[0] == 3
+
+
+@pytest.mark.parametrize("instance", ["nested", "confined"])
+def test_the_tests_run_under_what_they_were_validated_under(grade, instance: str) -> None:
+    code, gold = grade(instance, "--gold")
+    assert (code, gold["outcome"]) == (0, "resolved"), gold
 
 
 def test_a_patch_of_ones_own(grade, tmp_path: Path) -> None:
@@ -245,6 +262,7 @@ def test_a_patch_that_writes_to_git_s_own_files_is_not_applied(grade, tmp_path: 
         ("bad-variable", "env"),
         ("bad-test-env", "test_env"),
         ("bad-extra", "extra"),
+        ("bad-limits", "limits"),
         ("bad-parser", "log_parser"),
     ],
 )

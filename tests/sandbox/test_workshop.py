@@ -17,6 +17,7 @@ from minisandbox.build.index.proxy.fetching import Fetcher
 from minisandbox.build.workshop import Workshop
 from minisandbox.errors import StageFailed
 from minisandbox.records.stages import Failure, InstanceRecord
+from minisandbox.sandbox import Limits
 from minisandbox.store import Store
 
 JSON = "application/vnd.pypi.simple.v1+json"
@@ -28,6 +29,12 @@ GET = (
 #: An address of a documentation network: nobody's.
 CONNECT = (
     "python3 -c 'import socket; socket.create_connection((\"192.0.2.7\", 80))' 2>/dev/null || true"
+)
+
+#: Takes memory and disk and stays.
+GREEDY = (
+    'python3 -c \'x = b"x" * (512 << 20); '
+    'open("/root/f", "wb").write(x[:256 << 20]); import time; time.sleep(50)\''
 )
 
 
@@ -75,6 +82,7 @@ class Build:
 
     folder: Path
     date: str = ""
+    limits: Limits | None = None
 
     def record(self, *commands: str, timeout: float | None = None) -> InstanceRecord:
         log = self.folder / "build.log"
@@ -87,6 +95,7 @@ class Build:
                 log=log,
                 name="build",
                 index=IndexAccess(self.folder / "index", self.date),
+                limits=self.limits,
             ) as shop:
                 for command in commands:
                     shop.run(
@@ -96,7 +105,7 @@ class Build:
                         timeout=timeout,
                         hint="see the recipe",
                     )
-                return stage.new(InstanceRecord, network=shop.network_use())
+                return stage.new(InstanceRecord, network=shop.network_use(), **shop.ran_under)
 
         return stage.make(
             InstanceRecord,
@@ -228,6 +237,31 @@ def test_a_full_disk_is_not_the_recipes_fault(build: Build) -> None:
     assert failure.kind == "store"
     assert failure.message.startswith("the install command ended with 1: ")
     assert failure.hint == f"a disk is full: check the free space of {build.folder}/node"
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"memory": 256 << 20}, "the install command reached the limit of its sandbox on memory"),
+        ({"disk": 64 << 20}, "the install command reached the limit of its sandbox on disk"),
+        ({"time": 2.0}, "its time of 2 s was over"),
+    ],
+    ids=["memory", "disk", "time"],
+)
+def test_a_limit_is_named_and_what_raises_it(
+    build: Build, limits: dict[str, float], said: str
+) -> None:
+    build.limits = Limits(**limits)  # type: ignore[arg-type]
+    record = build.record(GREEDY, timeout=60)
+    assert record.failure is not None
+    assert record.failure.kind == "limit"
+    assert said in record.failure.message
+    assert "raise it in 'limits' of the recipe or the configuration" in record.failure.hint
+    assert record.limits == build.limits.identity()
+    assert record.network.unwatched == ""
+    build.limits = None
+    record = build.record("true")
+    assert (record.status, record.limits) == ("ok", Limits().identity())
 
 
 @pytest.mark.parametrize("date", ["", "2024-01-01"])

@@ -141,8 +141,17 @@ def test_what_may_pass_is_tried_again_until_the_last(batch: Batch, error: Except
     assert failure.kind in ("sandbox", "clone")
 
 
+def test_what_a_limit_ended_is_not_tried_again_under_the_same(batch: Batch) -> None:
+    batch.raises["a"] = SandboxDied("s", "its time of 5 s was over", limit="time")
+    assert batch.run("a", attempt=1).exit_code == EXIT_OK
+    failure = batch.record.instances[0].failure
+    assert failure is not None
+    assert (failure.kind, failure.hint) == ("limit", stage.RAISE_LIMITS)
+    assert "its time of 5 s was over" in failure.message
+
+
 @pytest.mark.parametrize(
-    ("kind", "again"), [("timeout", True), ("index", True), ("install", False)]
+    ("kind", "again"), [("timeout", True), ("limit", True), ("index", True), ("install", False)]
 )
 def test_a_failure_of_the_clock_is_not_taken_back(batch: Batch, kind: str, again: bool) -> None:
     batch.raises["a"] = StageFailed(kind, "no")

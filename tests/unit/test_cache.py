@@ -14,7 +14,11 @@ from minisandbox.cli.main import main
 from minisandbox.errors import InstanceUnavailable, InstanceUnknown, InvalidInput
 from minisandbox.records import codec
 from minisandbox.records.manifest import Base, BuildSeconds, Logs, ManifestRow
-from minisandbox.runtime import open_cache
+from minisandbox.runtime import open_cache, profile_of
+from minisandbox.sandbox import Limits, Profile
+
+#: Fields of a row that manifests of before do not have.
+NEWER = ("grader", "test_spec", "env", "limits", "nested")
 
 
 def row(instance_id: str, **fields: object) -> ManifestRow:
@@ -23,7 +27,7 @@ def row(instance_id: str, **fields: object) -> ManifestRow:
     for field in dataclasses.fields(ManifestRow):
         kind = str(field.type)
         empty = () if "tuple" in kind else 0 if kind == "int" else None if "None" in kind else ""
-        values.setdefault(field.name, empty)
+        values.setdefault(field.name, False if kind == "bool" else empty)
     values |= {"schema": 1, "instance_id": instance_id, "status": "ok", **fields}
     return ManifestRow(**values)  # type: ignore[arg-type]
 
@@ -114,6 +118,34 @@ def test_where_the_store_is(tmp_path: Path) -> None:
     (tmp_path / "cache.json").write_text("[]")
     with pytest.raises(InvalidInput, match="pass `store`"):
         open_cache(tmp_path)
+
+
+def test_a_row_says_what_it_was_validated_under(tmp_path: Path) -> None:
+    write(tmp_path, row("a-1", limits='{"memory": null, "cpus": 2, "time": 60}', nested=True))
+    profile = profile_of(open_cache(tmp_path).row("a-1"))
+    assert profile == Profile(nested=True, limits=Limits(memory=None, cpus=2, time=60))
+    older = {name: value for name, value in codec.encode(row("a-1")).items() if name not in NEWER}
+    (tmp_path / "manifest.jsonl").write_text(json.dumps(older) + "\n")
+    assert profile_of(open_cache(tmp_path).row("a-1")) == Profile()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[]", "key 'limits': is not a JSON object"),
+        ("{", "key 'limits': is not JSON"),
+        ('{"gpus": 1}', "key 'limits.gpus': is unknown"),
+        ('{"cpus": "2"}', "key 'limits.cpus': is str"),
+        ('{"cpus": 0}', "key 'limits': cpus is 0"),
+    ],
+)
+def test_a_row_with_damaged_limits_starts_nothing(tmp_path: Path, text: str, said: str) -> None:
+    digest = "sha256:" + "0" * 64
+    layers = [{"kind": "source", "digest": digest, "size": 1, "unpacked_size": 1, "files": 1}]
+    write(tmp_path, row("a-1", limits=text, env="{}"), layers=layers)
+    with pytest.raises(InvalidInput) as caught:
+        open_cache(tmp_path).materialize("a-1")
+    assert str(caught.value).startswith(f"manifest row a-1: {said}")
 
 
 def test_a_cache_can_be_sent_to_another_process(tmp_path: Path) -> None:

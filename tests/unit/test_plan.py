@@ -13,6 +13,7 @@ import pytest
 from minisandbox.build import plan
 from minisandbox.build.planning.config import parse_config
 from minisandbox.errors import InvalidInput
+from minisandbox.sandbox import Limits
 
 RECIPE = 'repo: owner/name\npython: "3.11"\npackages: [pytest==8.4.2]\ntest: python -m pytest -rA\n'
 ROW = {"instance_id": "owner__name-1", "repo": "owner/name", "base_commit": "a" * 40, "patch": "x"}
@@ -154,6 +155,51 @@ def test_a_narrower_selection_leaves_every_name_as_it_was(project: Project) -> N
     }
 
 
+def shards_of(project: Project, kind: str) -> dict[str, Any]:
+    """The shards of a kind by name, as JSON."""
+    found = project.shards().items()
+    return {name: json.loads(data) for name, (data, _) in found if name.startswith(kind)}
+
+
+def test_limits_reach_builds_and_validations_and_name_no_environment(project: Project) -> None:
+    before = project.plan()
+    assert [shard["limits"] for shard in shards_of(project, "environments/").values()] == [
+        Limits().identity()
+    ]
+    project.config["limits"] = {"memory": 1 << 34, "time": 60}
+    (project.root / "recipes/name.yaml").write_text(RECIPE + "limits: {memory: null, cpus: 2}\n")
+    after = project.plan()
+    assert after.environments == before.environments
+    wanted = Limits(memory=None, cpus=2, time=60.0).identity()
+    for kind in ("environments/", "batches/"):
+        assert [shard["limits"] for shard in shards_of(project, kind).values()] == [wanted]
+
+
+def test_limits_of_the_command_line_are_text(project: Project) -> None:
+    project.config["limits"] = {"memory": "17179869184", "time": "1.5", "disk": "null"}
+    project.plan()
+    (environment,) = shards_of(project, "environments/").values()
+    assert environment["limits"] == Limits(memory=1 << 34, time=1.5, disk=None).identity()
+
+
+@pytest.mark.parametrize("instances", [(), ("owner__*",)])
+def test_a_shared_environment_has_room_for_each_recipe(
+    project: Project, instances: tuple[str, ...]
+) -> None:
+    twin = RECIPE.replace("owner/name", "owner/twin") + "limits: {memory: 17179869184, cpus: 1}\n"
+    (project.root / "recipes/twin.yaml").write_text(twin)
+    project.rows(ROW, {**ROW, "instance_id": "twin-1", "repo": "owner/twin"})
+    project.config["instances"] = list(instances)
+    project.plan()
+    (environment,) = shards_of(project, "environments/").values()
+    assert environment["limits"] == Limits(memory=1 << 34).identity()
+    batches = {name[-13:]: one["limits"] for name, one in shards_of(project, "batches/").items()}
+    assert batches.pop("twin-0000.json"[-13:], None) == (
+        None if instances else Limits(memory=1 << 34, cpus=1).identity()
+    )
+    assert list(batches.values()) == [Limits().identity()]
+
+
 def test_a_job_of_the_run_takes_the_plan_as_it_is(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +253,12 @@ BAD_INPUT: list[tuple[str, Callable[[Project], None], tuple[str, ...]]] = [
     ("bool for a number", change(batch_size=True), ("config.yaml", "batch_size")),
     ("zero", change(batch_size=0), ("config.yaml", "'batch_size'", "1 or more")),
     ("unknown base", change(base="arch"), ("'base'", "'host'")),
+    ("unknown limit", change(limits={"memry": 1}), ("config.yaml", "'limits.memry'", "memory")),
+    ("limit of a wrong type", change(limits={"memory": "8G"}), ("config.yaml", "limits.memory")),
+    ("limit of zero", change(limits={"cpus": 0}), ("config.yaml: key 'limits'", "cpus is 0")),
+    ("negative limit", change(limits={"time": -1}), ("config.yaml: key 'limits'", "time is -1")),
+    ("limits that are none", change(limits=None), ("config.yaml", "'limits'")),
+    ("limit without a name", change(limits={1: 2}), ("config.yaml", "'limits.1'")),
     ("unknown network", change(network="some"), ("network", "'none'")),
     ("unknown history", change(history="some"), ("'history'", "full")),
     ("url with a wrong field", change(git_url="x/{name}"), ("'git_url'", "{repo}")),
@@ -260,6 +312,15 @@ BAD_INPUT: list[tuple[str, Callable[[Project], None], tuple[str, ...]]] = [
     ("impossible python", recipe("repo: a/b\npython: three\ntest: x\n"), ("'python'", "'three'")),
     ("unknown parser", recipe(RECIPE + "parser: nose\n"), ("'parser'", "'nose'")),
     ("two recipes", recipe_beside(RECIPE), ("a and name", "owner/name", "'recipe'")),
+    ("unknown limit of a recipe", recipe(RECIPE + "limits: {mem: 1}\n"), ("'limits.mem'",)),
+    (
+        "limit of zero in a recipe",
+        recipe(RECIPE + "limits: {disk: 0}\n"),
+        ("name.yaml: key 'limits'", "disk is 0"),
+    ),
+    ("text for a limit", recipe(RECIPE + "limits: {cpus: two}\n"), ("name.yaml", "limits.cpus")),
+    ("limits as a list", recipe(RECIPE + "limits: [1]\n"), ("name.yaml", "'limits'", "mapping")),
+    ("nested that is none", recipe(RECIPE + "nested: maybe\n"), ("name.yaml", "'nested'")),
     ("bad date", recipe(RECIPE + "date: yesterday\n"), ("'date'", "YYYY-MM-DD")),
     ("option as package", recipe(RECIPE.replace("pytest==8.4.2", "--pre")), ("'packages'",)),
 ]

@@ -12,7 +12,13 @@ import pytest
 
 from minisandbox import keys
 from minisandbox.build import stage, validate
-from minisandbox.errors import EXIT_OK, InvalidInput, MiniSandboxError, PatchFailed
+from minisandbox.errors import (
+    EXIT_OK,
+    InvalidInput,
+    MiniSandboxError,
+    PatchFailed,
+    SandboxDied,
+)
 from minisandbox.evaluate import run_tests
 from minisandbox.evaluate.grading import (
     Grade,
@@ -33,6 +39,7 @@ from minisandbox.records.stages import (
     Record,
     ValidationsRecord,
 )
+from minisandbox.sandbox import Limits, Profile
 
 ROW = InstancePlan(
     instance_id="one",
@@ -57,6 +64,7 @@ class Stage:
         self.recipe = Recipe("r", ROW.repo, "3.11", "pytest -rA", grader="swebench-4.1")
         self.failure: Failure | None = GONE
         self.clones = True
+        self.limits: dict[str, object] = {}
 
     def write(self, name: str, cls: type[Record], key: str, **fields: object) -> Path:
         record = cls(
@@ -86,6 +94,7 @@ class Stage:
             store=str(self.folder / "store"),
             tools=str(self.folder / "tools"),
             index_cache=str(self.folder / "index"),
+            limits=self.limits,
         )
         codec.write(self.folder / "plan.json", plan)
         key = keys.slug(ROW.repo)
@@ -203,6 +212,66 @@ def test_what_decides_a_verdict_makes_it_anew(
     before = job.run().instances[0].inputs
     job.row = replace(ROW, **changed)  # type: ignore[arg-type]
     assert (job.run().instances[0].inputs != before) == anew
+
+
+@pytest.mark.parametrize("changed", ["limits", "nested"])
+def test_what_the_tests_run_under_decides_a_verdict(job: Stage, changed: str) -> None:
+    before = job.run().instances[0].inputs
+    if changed == "limits":
+        job.limits = {"memory": 1 << 30}
+    else:
+        job.recipe = replace(job.recipe, nested=True)
+    assert job.run().instances[0].inputs != before
+
+
+def test_a_limit_that_is_the_default_changes_nothing(job: Stage) -> None:
+    before = job.run().instances[0].inputs
+    job.limits = Limits().identity()
+    assert job.run().instances[0].inputs == before
+
+
+def test_a_record_says_what_was_tested_under_and_which_limit_was_reached(
+    job: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.failure, job.limits = None, {"memory": 1 << 30}
+    job.recipe = replace(job.recipe, grader="log", nested=True)
+    started: list[Profile] = []
+
+    def start(*_: object, profile: Profile, **__: object) -> nullcontext[None]:
+        started.append(profile)
+        return nullcontext()
+
+    def run(*_: object, **__: object) -> run_tests.TestOutput:
+        return run_tests.TestOutput("", 1, False, False, seconds=1.0, limit="memory")
+
+    monkeypatch.setattr(validate, "start_instance", start)
+    monkeypatch.setattr(LogGrader, "run", run)
+    (record,) = job.run().instances
+    profile = Profile(nested=True, limits=Limits(memory=1 << 30))
+    assert started == [profile, profile]
+    assert (record.profile, record.limits) == (profile.digest(), profile.limits.identity())
+    assert record.nested
+    assert record.gold is not None
+    assert record.gold.limit == "memory"
+    assert record.failure is not None
+    assert record.failure.kind == "gold-unresolved"
+    assert "its sandbox reached the limit on memory: raise it in 'limits'" in record.failure.hint
+
+
+def test_a_failure_before_the_verdict_says_what_was_tested_under(
+    job: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.failure, job.limits = None, {"time": 5}
+    job.recipe = replace(job.recipe, grader="log")
+
+    def died(*_: object, **__: object) -> nullcontext[None]:
+        raise SandboxDied("one", "its time of 5 s was over", limit="time")
+
+    monkeypatch.setattr(validate, "start_instance", died)
+    (record,) = job.run().instances
+    assert record.failure is not None
+    assert record.failure.kind == "limit"
+    assert record.limits == {**Limits().identity(), "time": 5.0}
 
 
 def test_graders_do_not_share_verdicts(job: Stage) -> None:

@@ -11,7 +11,6 @@ import os
 import pty
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +22,11 @@ import pytest
 
 from minisandbox import open_cache
 from minisandbox.errors import InstanceUnavailable, InstanceUnknown
+from minisandbox.records import codec
 from minisandbox.records.manifest import ManifestRow
+from minisandbox.records.stages import EnvironmentRecord, InstancesRecord, ValidationsRecord
+from minisandbox.runtime import profile_of
+from minisandbox.sandbox import Limits, Profile
 
 CLONE = Path(__file__).parents[2]
 MINISANDBOX = str(Path(sys.executable).with_name("minisandbox"))
@@ -162,8 +165,8 @@ class Build:
         self.results = folder / "results"
         self.base, self.fix = make_repository(folder / "git/local/calc.git")
         (folder / "recipes").mkdir()
-        for name in ("parse",):
-            shutil.copy(CLONE / f"envs/recipes/{name}.yaml", folder / "recipes")
+        parse = (CLONE / "envs/recipes/parse.yaml").read_text()
+        (folder / "recipes/parse.yaml").write_text(f"{parse}nested: true\nlimits: {{cpus: 1}}\n")
         self.recipe("calc", RECIPE)
         self.recipe(
             "broken", RECIPE, repo="local/other", packages="[no-such-distribution-minisandbox==1]"
@@ -176,6 +179,7 @@ class Build:
         (folder / "config/config.yaml").write_text(
             "datasets: [calc.yaml, broken.yaml, future.yaml, hostile.yaml, pairs.yaml]\n"
             f"recipes: recipes\ngit_url: {folder}/git/{{repo}}.git\nhistory: full\n"
+            "limits: {open_files: 2000}\n"
         )
 
     def recipe(self, name: str, text: str, **changes: str) -> None:
@@ -608,6 +612,45 @@ def test_a_shell_is_interactive(build: Build) -> None:
             ended, status = os.waitpid(pid, os.WNOHANG)
             time.sleep(0.2)
         assert os.waitstatus_to_exitcode(status) == 3
+
+
+def test_an_instance_starts_as_it_was_validated_and_other_limits_build_nothing(
+    build: Build,
+) -> None:
+    looks = "nproc; ulimit -n; unshare -Ur id -u 2>&1"
+    for cpus in (1, 2):
+        row = build.row("parse-1.20.1")
+        wanted = Limits(cpus=cpus, open_files=2000)
+        assert profile_of(row) == Profile(nested=True, limits=wanted)
+        with open_cache(build.results).materialize("parse-1.20.1") as instance:
+            seen = min(cpus, os.cpu_count() or 1)
+            assert instance.run(looks).stdout_text.split() == [str(seen), "2000", "0"]
+        ran = build.minisandbox("run", "parse-1.20.1", "--", looks)
+        assert ran.stdout.split() == [str(seen), "2000", "0"]
+        environment = build.results / "environments" / row.environment
+        batch = environment / "batches/parse-0000"
+        (validated,) = codec.read(ValidationsRecord, batch / "validation.json").instances
+        assert validated.limits == wanted.identity()
+        assert validated.profile == profile_of(row).digest()
+        (built,) = codec.read(InstancesRecord, batch / "instances.json").instances
+        assert built.limits == Limits(cpus=1, open_files=2000).identity()
+        # Of recipes that ask for equal environments, the one with more room decides.
+        shared = codec.read(EnvironmentRecord, environment / "environment.json")
+        assert shared.limits == Limits(open_files=2000).identity()
+        if cpus == 2:
+            break
+        before = build.started()
+        time.sleep(1.1)  # records tell time in seconds
+        recipe = build.folder / "recipes/parse.yaml"
+        recipe.write_text(recipe.read_text().replace("cpus: 1", "cpus: 2"))
+        build.snakemake()
+        after = build.started()
+        again = {name for name in after if after[name] != before[name]}
+        assert again == {"validate parse-1.20.1"}
+    with open_cache(build.results).materialize("calc-1") as instance:
+        assert "Operation not permitted" in instance.run(looks).stdout_text
+    shown = build.minisandbox("show", "parse-1.20.1").stdout
+    assert "sandbox:         nested, cpus 2, open_files 2000\n" in shown
 
 
 def test_a_layer_is_the_same_however_often_it_is_built(build: Build) -> None:

@@ -30,6 +30,7 @@ from minisandbox.records.lock import IndexFile
 from minisandbox.records.plan import EnvironmentPlan
 from minisandbox.records.stages import CloneRecord, EnvironmentRecord, InterpreterRecord
 from minisandbox.runtime.instance import CONDA, LOCALES, VENV, WHEELHOUSE
+from minisandbox.runtime.profiles import limits_from
 from minisandbox.sandbox import Bind
 from minisandbox.sandbox.base import base_identity
 from minisandbox.store import Store
@@ -184,7 +185,7 @@ def _build(
         python=interpreter.python,
         prefix=interpreter.prefix,
         base=plan.base,
-        profile=shop.profile.digest(),
+        **shop.ran_under,
         packages=resolved,
         lock_key=plan.lock_key,
         reach=plan.network,
@@ -220,6 +221,7 @@ def _workshop(
         binds=binds,
         env={"SOURCE_DATE_EPOCH": str(unix_date(plan.date or DEFAULT_DATE))},
         index=IndexAccess(Path(plan.index_cache), plan.date, files),
+        limits=limits_from(plan.limits, where=f"plan of environment {plan.slug}"),
     ) as shop:
         yield shop
 

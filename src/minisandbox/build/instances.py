@@ -35,7 +35,8 @@ from minisandbox.records.stages import (
     InstancesRecord,
 )
 from minisandbox.runtime.instance import TESTBED
-from minisandbox.sandbox import Bind
+from minisandbox.runtime.profiles import limits_from
+from minisandbox.sandbox import Bind, Limits
 from minisandbox.store import Store
 
 #: Exit codes of ``pytest --collect-only`` that tell of a usable runner: collected, errors in
@@ -53,6 +54,7 @@ class _Batch:
     store: Store
     folder: Path
     earlier: locks.InstanceLocks | None
+    limits: Limits
 
 
 def run(
@@ -81,6 +83,7 @@ def run(
         earlier=locks.InstanceLocks(lock_path or Path(plan.lock), plan)
         if lock_path or plan.lock
         else None,
+        limits=limits_from(plan.limits, where=str(plan_path)),
     )
     members = [
         batches.Member(
@@ -160,6 +163,7 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         name=instance.instance_id,
         url=clone.url,
         clone=clone.key,
+        limits=batch.limits,
     )
     seconds = {"checkout": clock.seconds}
     below = (*environment.layers, checkout.layer)
@@ -173,6 +177,7 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         binds=(mirror,),
         env={"SOURCE_DATE_EPOCH": str(checkout.date), **recipe.env},
         index=_index(batch, instance),
+        limits=batch.limits,
     ) as shop:
         with lent_history(shop, mirror.target, checkout.commit) as kept:
             if recipe.install.strip():
@@ -194,7 +199,9 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         use = shop.network_use()
         layer = shop.pack("instance", date=checkout.date, newer=frozenset({INDEX}))
         seconds |= shop.seconds
-    wheelhouse = pack_wheelhouse(wheels, store=batch.store, log=log, name=instance.instance_id)
+    wheelhouse = pack_wheelhouse(
+        wheels, store=batch.store, log=log, name=instance.instance_id, limits=batch.limits
+    )
     return stage.new(
         InstanceRecord,
         base_commit=checkout.commit,
@@ -203,6 +210,7 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         layers=(*below, *([wheelhouse] if wheelhouse else []), layer),
         env=env,
         network=use,
+        **shop.ran_under,
         reach=batch.plan.network,
         release=row,
         stage_seconds=seconds,

@@ -41,7 +41,6 @@ from minisandbox.records.plan import (
     EnvironmentPlan,
     InstancePlan,
     PlanIndex,
-    Recipe,
     Unplanned,
 )
 from minisandbox.records.stages import (
@@ -126,7 +125,7 @@ def _rows(index: PlanIndex, results: Path) -> Iterator[ManifestRow]:
                 record = built[instance.instance_id]
                 yield _row(
                     instance,
-                    plan.recipe,
+                    plan,
                     environment,
                     record,
                     validated[instance.instance_id],
@@ -141,14 +140,14 @@ def _rows(index: PlanIndex, results: Path) -> Iterator[ManifestRow]:
 
 def _row(
     instance: InstancePlan,
-    recipe: Recipe,
+    plan: BatchPlan,
     environment: _Environment,
     record: InstanceRecord,
     validation: ValidationRecord,
     clone: CloneRecord,
     results: Path,
 ) -> ManifestRow:
-    row = complete(instance, record.release)
+    row, recipe = complete(instance, record.release), plan.recipe
     failed_stage, failure = _first_failure(clone, environment, record, validation)
     return ManifestRow(
         schema=MANIFEST_SCHEMA,
@@ -188,6 +187,8 @@ def _row(
         grader=recipe.grader,
         test_spec=validation.test_spec,
         env=json.dumps(dict(record.env), sort_keys=True),
+        limits=json.dumps(dict(plan.limits)),
+        nested=recipe.nested,
         build_seconds=BuildSeconds(
             interpreter=environment.interpreter.seconds,
             clone=clone.seconds,

@@ -15,12 +15,17 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from minisandbox import atomic, keys
 from minisandbox.build.planning.config import Config, DatasetConfig, parse_config
 from minisandbox.build.planning.dataset import dataset_file, read_dataset_config, read_instances
-from minisandbox.build.planning.recipes import find_recipe, read_recipes, recipe_files
+from minisandbox.build.planning.recipes import (
+    find_recipe,
+    limits_of,
+    read_recipes,
+    recipe_files,
+)
 from minisandbox.build.planning.specifications import (
     environment_commit,
     export_files,
@@ -42,7 +47,9 @@ from minisandbox.records.plan import (
     RepositoryPlan,
     Unplanned,
 )
+from minisandbox.sandbox import Limits
 from minisandbox.sandbox.base import base_identity
+from minisandbox.sandbox.limits.declared import loosest
 
 #: Files up to this many bytes are digested by content, larger ones by size and modification time.
 _DIGEST_CONTENT_UP_TO = 256 * 2**20
@@ -163,8 +170,8 @@ def make_plan(
     used = {keys.slug(instance.repo) for instance in selected}
     shards.update({f"repos/{slug}.json": repo for slug, repo in repos.items() if slug in used})
     every_recipe = [*recipes.values(), *(recipe for _, recipe in planned)]
-    names = _name_environments(every_recipe, base, config)
-    environments, entries = _plan_environments(planned, names, base, config)
+    shared = _share_environments(every_recipe, base, config)
+    environments, entries = _plan_environments(planned, shared, base, config)
     shards.update(environments)
     asked = {shard.python for shard in environments.values() if isinstance(shard, EnvironmentPlan)}
     pythons = {python_slug(python): python for python in asked}
@@ -368,20 +375,32 @@ def environment_plan(recipe: Recipe, base: Mapping[str, Any], config: Config) ->
     )
 
 
-def _name_environments(
+class _Shared(NamedTuple):
+    """What recipes of equal content have in common, whichever instances are selected this time:
+    the slug of the first of them all, and limits that are enough for each.
+    """
+
+    slug: str
+    limits: Mapping[str, Any]
+
+
+def _share_environments(
     recipes: Iterable[Recipe], base: Mapping[str, Any], config: Config
-) -> dict[str, str]:
-    """Slug by key: that of the first recipe of all, whichever instances are selected this time."""
-    names: dict[str, str] = {}
-    for recipe in recipes:
+) -> dict[str, _Shared]:
+    """What the recipes of each environment share, by its key."""
+    slugs: dict[str, str] = {}
+    limits: dict[str, list[Limits]] = defaultdict(list)
+    # Tens of thousands of rows have a few hundred recipes, each one object.
+    for recipe in {id(recipe): recipe for recipe in recipes}.values():
         environment = environment_plan(recipe, base, config)
-        names.setdefault(environment.key, environment.slug)
-    return names
+        slugs.setdefault(environment.key, environment.slug)
+        limits[environment.key].append(limits_of(recipe, config))
+    return {key: _Shared(slug, loosest(limits[key]).identity()) for key, slug in slugs.items()}
 
 
 def _plan_environments(
     planned: Sequence[tuple[InstancePlan, Recipe]],
-    names: Mapping[str, str],
+    shared: Mapping[str, _Shared],
     base: Mapping[str, Any],
     config: Config,
 ) -> tuple[dict[str, Any], dict[str, EnvironmentEntry]]:
@@ -405,7 +424,8 @@ def _plan_environments(
                     "give both datasets the same date and specifications, or build them apart",
                 )
         environment = environment_plan(recipe, base, config)
-        environment = replace(environment, slug=names[environment.key])
+        common = shared[environment.key]
+        environment = replace(environment, slug=common.slug, limits=common.limits)
         for chunk in range(0, len(members), config.batch_size):
             instances = tuple(
                 instance
@@ -428,6 +448,7 @@ def _plan_environments(
                 tools=config.tools_path,
                 index_cache=config.index_cache_path,
                 lock=config.from_lock,
+                limits=limits_of(recipe, config).identity(),
             )
             used = sorted({keys.slug(instance.repo) for instance in instances})
             batches[environment.slug][batch] = BatchEntry(tuple(used), len(instances))

@@ -27,6 +27,7 @@ from minisandbox.records.stages import (
     InterpreterRecord,
     ValidationsRecord,
 )
+from minisandbox.sandbox import Limits
 
 #: File name below ``workflow/schemas`` for each published type.
 PUBLISHED: Mapping[str, type] = {
@@ -95,3 +96,8 @@ def _as_in_files(recipe: dict[str, Any]) -> None:
     for name in PLANNED:
         del recipe["properties"][name]
     del recipe["$defs"]  # of those fields only
+    # Records know no limits by name; what a recipe leaves out is the configuration's.
+    limits = json_schema(Limits)["properties"]
+    for limit in limits.values():
+        del limit["default"]
+    recipe["properties"]["limits"] |= {"properties": limits, "additionalProperties": False}

@@ -47,7 +47,12 @@ _TAIL_LINES = 12
 
 #: Failures that the same inputs need not end in again: a limit was raised, a server answers again,
 #: a disk has room now.
-_PASSING = frozenset({"index", "timeout", "incomplete", "grader", "sandbox", "store", "internal"})
+_PASSING = frozenset(
+    {"index", "timeout", "limit", "incomplete", "grader", "sandbox", "store", "internal"}
+)
+
+#: What helps where a sandbox was held to a limit.
+RAISE_LIMITS = "raise it in 'limits' of the recipe or the configuration"
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,9 @@ def failure_of(error: BaseException, log: Path) -> Failure:
         kind, message, hint = "store", str(error), ""
     elif isinstance(error, HostUnsupported):
         kind, message, hint = "sandbox", str(error), "run `minisandbox doctor`"
+    elif isinstance(error, SandboxDied) and error.limit:
+        message = f"the sandbox was ended at its limit on {error.limit}: {error.reason}"
+        kind, hint = "limit", RAISE_LIMITS
     elif isinstance(error, SandboxDied):
         kind, message, hint = (
             "sandbox",
@@ -183,8 +191,10 @@ def _found_out(cls: type[Record], error: BaseException) -> Mapping[str, Any]:
 
 def is_transient(error: BaseException) -> bool:
     """Whether the same stage may succeed when tried again."""
-    # A sandbox dies when the kernel wants memory, which it may have the next time.
-    return isinstance(error, SandboxDied) or (isinstance(error, StageFailed) and error.transient)
+    if isinstance(error, SandboxDied):
+        # It dies when the kernel wants memory, which it may have the next time; a limit stays.
+        return not error.limit
+    return isinstance(error, StageFailed) and error.transient
 
 
 def run_stage(

@@ -13,14 +13,21 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tqdm import tqdm
 
 from minisandbox import keys
 from minisandbox.build import batches, stage
 from minisandbox.build.checkouts.rows import complete
-from minisandbox.errors import InvalidInput, PatchFailed, RebuildFailed, StageFailed
+from minisandbox.errors import (
+    InvalidInput,
+    MiniSandboxError,
+    PatchFailed,
+    RebuildFailed,
+    StageFailed,
+    keep_facts,
+)
 from minisandbox.evaluate.grading import (
     Grade,
     Grader,
@@ -45,6 +52,7 @@ from minisandbox.records.stages import (
     ValidationsRecord,
 )
 from minisandbox.runtime import start_instance
+from minisandbox.runtime.profiles import limits_from
 from minisandbox.sandbox import Profile
 from minisandbox.store import NodeStore, Store, default_node_root
 
@@ -70,6 +78,17 @@ class _Batch:
         self.store = Store(Path(plan.store))
         self.node = NodeStore(default_node_root())
         self.grader = _grader(plan)
+        limits = limits_from(plan.limits, where=f"plan of batch {plan.slug}")
+        self.profile = Profile(network="none", nested=plan.recipe.nested, limits=limits)
+
+    @property
+    def ran_under(self) -> Mapping[str, Any]:
+        """What a record says of the sandboxes."""
+        return {
+            "profile": self.profile.digest(),
+            "limits": self.profile.limits.identity(),
+            "nested": self.profile.nested,
+        }
 
     @functools.cached_property
     def specs(self) -> Mapping[str, str | GraderFailed]:
@@ -176,6 +195,8 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
             "patches": [row.patch, row.test_patch],
             "lists": [row.fail_to_pass, row.pass_to_pass],
             "test": test,
+            # Not the profile's digest: a rule more about system calls is no reason to test again.
+            "sandbox": {"limits": batch.profile.limits.identity(), "nested": recipe.nested},
         }
     )
 
@@ -203,6 +224,15 @@ def _validate(case: _Case) -> ValidationRecord:
     row = complete(case.instance, case.record.release)
     if not row.patch.strip():
         raise StageFailed("patch", "the row has no gold patch, so it cannot be validated")
+    try:
+        return _tested(case, row)
+    except MiniSandboxError as error:
+        keep_facts(error, **case.batch.ran_under)
+        raise
+
+
+def _tested(case: _Case, row: InstancePlan) -> ValidationRecord:
+    """The record of a row whose tests were run; raises ``StageFailed`` where that tells nothing."""
     grader, source = case.batch.grader, "dataset"
     if isinstance(grader, LogGrader):
         if row.fail_to_pass is None or row.pass_to_pass is None:
@@ -225,8 +255,10 @@ def _validate(case: _Case) -> ValidationRecord:
         grader=grader.name,
         test_spec=task.test_spec,
         tools=grader.identity,
+        **case.batch.ran_under,
     )
-    return stage.with_failure(record, _verdict(empty[0], gold[0], case.log("gold")))
+    failure = _verdict(empty[0], gold[0], case.log("gold"))
+    return stage.with_failure(record, _with_limit(failure, empty[1], gold[1]))
 
 
 def _specified(case: _Case, row: InstancePlan) -> Task:
@@ -271,6 +303,16 @@ def _verdict(empty: Grade, gold: Grade, log: Path) -> StageFailed | None:
             "every test passes without any change, so the instance asks for nothing",
         )
     return None
+
+
+def _with_limit(failure: StageFailed | None, *runs: TestRun) -> StageFailed | None:
+    """``failure``, with what it may come from where a run reached a limit of its sandbox."""
+    limits = sorted({run.limit for run in runs if run.limit})
+    if failure is None or not limits:
+        return failure
+    hint = f"its sandbox reached the limit on {' and '.join(limits)}: {stage.RAISE_LIMITS}"
+    hints = filter(None, (failure.hint, hint))
+    return StageFailed(failure.kind, failure.message, hint="; ".join(hints))
 
 
 def _with_lists(case: _Case, grader: LogGrader, row: InstancePlan) -> InstancePlan:
@@ -372,6 +414,7 @@ def _test_run(
         pass_to_pass=grade.pass_to_pass,
         failing=grade.failing[:_MAX_FAILING],
         log=str(case.log(which)),
+        limit=output.limit,
     )
 
 
@@ -382,7 +425,7 @@ def _run(case: _Case, grader: Grader, task: Task, patch: str, name: str) -> Test
         store=case.batch.store,
         node=case.batch.node,
         name=f"{task.instance_id}-{name}",
-        profile=Profile(network="none"),
+        profile=case.batch.profile,
         env=case.record.env,
     ) as instance:
         try:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from minisandbox.build.index.egress import (
     DISTUTILS_CONFIG,
@@ -23,6 +24,7 @@ from minisandbox.build.index.egress import (
     build_profile,
 )
 from minisandbox.build.index.upstream import index_settings, index_url
+from minisandbox.build.stage import RAISE_LIMITS
 from minisandbox.errors import StageFailed, UnpackableTree, keep_facts
 from minisandbox.records.layer import LayerKind, LayerRef
 from minisandbox.records.lock import IndexFile
@@ -30,7 +32,7 @@ from minisandbox.records.plan import Network
 from minisandbox.records.stages import NetworkUse
 from minisandbox.runtime.instance import environment_variables
 from minisandbox.runtime.stack import stack
-from minisandbox.sandbox import Bind, Result, Sandbox
+from minisandbox.sandbox import Bind, Limits, Result, Sandbox
 from minisandbox.store import NodeStore, Store, default_node_root
 
 #: Where what a build needs, and a finished instance does not, appears inside.
@@ -75,8 +77,9 @@ class Workshop:
     """A build sandbox as a context manager. ``seconds`` adds up time by purpose.
 
     ``index`` says what the package index holds, where ``network`` is ``index``; only builds that
-    run foreign code have one. Whatever they fail with brings along what they asked of the network,
-    for the field ``network`` of the record.
+    run foreign code have one. Whatever they fail with brings along what they asked of the network
+    and what they ran under, for those fields of the record. ``limits`` are the defaults of
+    ``sandbox.Limits`` unless given.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class Workshop:
         binds: Sequence[Bind] = (),
         env: Mapping[str, str] | None = None,
         index: IndexAccess | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.store = store
         self.log = log
@@ -98,7 +102,9 @@ class Workshop:
         self.seconds: dict[str, float] = {}
         settings = index_settings() if network == "host" else None
         self.profile = replace(
-            build_profile(network), binds=(*binds, *(settings.binds if settings else ()))
+            build_profile(network),
+            binds=(*binds, *(settings.binds if settings else ())),
+            limits=limits or Limits(),
         )
         variables = {
             **environment_variables(self.profile.network),
@@ -147,7 +153,12 @@ class Workshop:
         self._egress.close()
         self.sandbox.close()
         if error is not None and self._foreign:
-            keep_facts(error, network=self.network_use())
+            keep_facts(error, network=self.network_use(), **self.ran_under)
+
+    @property
+    def ran_under(self) -> Mapping[str, Any]:
+        """What a record says of the sandbox."""
+        return {"profile": self.profile.digest(), "limits": self.profile.limits.identity()}
 
     def network_use(self) -> NetworkUse:
         """What was asked of the network so far."""
@@ -174,7 +185,8 @@ class Workshop:
         """Run and log; raises ``StageFailed`` unless it exits 0.
 
         Its kind is ``timeout`` for a time-out, ``index`` if the package index failed meanwhile,
-        ``store`` if a disk is full, else ``failure``.
+        ``limit`` if something was ended for a limit of the sandbox, ``store`` if a disk is full,
+        else ``failure``.
 
         ``quiet`` keeps the command's text out of the log (scripts of ours), never its output.
 
@@ -212,6 +224,9 @@ class Workshop:
         cause = unreachable or self._egress.unusable
         if cause:  # installers tell it in many ways, of which most blame what was asked for
             failure, message, hints = "index", cause, [said]
+        elif result.limit:
+            reached = self.reached_limit(what, result)
+            failure, message, hints = reached.kind, reached.message, [said, reached.hint]
         elif _FULL in result.text[-_TAIL:]:
             room = f"a disk is full: check the free space of {self._node.root}"
             failure, message, hints = "store", said, [room]
@@ -231,6 +246,15 @@ class Workshop:
             message,
             hint="; ".join(filter(None, hints)),
             transient=bool(unreachable),
+        )
+
+    def reached_limit(self, what: str, result: Result) -> StageFailed:
+        """The failure of a command in whose time something was ended for a limit."""
+        value = self.profile.limits.identity()[result.limit]
+        return StageFailed(
+            "limit",
+            f"{what} reached the limit of its sandbox on {result.limit}, {value}",
+            hint=RAISE_LIMITS,
         )
 
     def end_processes(self) -> None:

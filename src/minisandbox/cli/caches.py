@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -182,6 +183,7 @@ def _print_row(row: ManifestRow) -> None:
             ),
         ),
         ("test command", row.test_command),
+        ("sandbox", _sandbox(row)),
     ]
     if row.status == "failed":
         pairs.insert(2, ("reason", f"[{row.reason_kind}, stage {row.failed_stage}] {row.reason}"))
@@ -201,6 +203,19 @@ def _print_row(row: ManifestRow) -> None:
         print("\n" + row.log_tail)
     if row.problem_statement:
         print("\n" + row.problem_statement.strip())
+
+
+def _sandbox(row: ManifestRow) -> str:
+    """What its sandboxes have that others do not."""
+    from minisandbox.runtime import profile_of
+    from minisandbox.sandbox import Limits
+
+    profile, usual = profile_of(row), Limits().identity()
+    said = ["nested"] if profile.nested else []
+    for name, value in profile.limits.identity().items():
+        if value != usual[name]:
+            said.append(f"no limit on {name}" if value is None else f"{name} {value}")
+    return ", ".join(said) or "as usual"
 
 
 def _word(resolved: bool) -> str:
@@ -275,13 +290,12 @@ def open_shell(arguments: argparse.Namespace) -> int:
 
 
 def _instance(arguments: argparse.Namespace) -> Instance:
-    from minisandbox.runtime import open_cache
-    from minisandbox.sandbox import Profile
+    from minisandbox.runtime import open_cache, profile_of
 
     cache = open_cache(arguments.cache)
     row = cache.row(arguments.id)
     with waiting_line() as report:
-        profile = Profile(network=arguments.network)
+        profile = replace(profile_of(row), network=arguments.network)
         instance = cache.materialize(arguments.id, profile=profile, report=report)
     try:
         if arguments.gold:

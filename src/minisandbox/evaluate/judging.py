@@ -24,7 +24,6 @@ from minisandbox.evaluate.official.venv import Report, place_of
 from minisandbox.evaluate.run_tests import PreparationFailed, TestOutput
 from minisandbox.records.manifest import ManifestRow, extra_of, variables_of
 from minisandbox.runtime import Cache
-from minisandbox.sandbox import Profile
 
 #: What a recipe's ``grader`` can be.
 GRADERS: Sequence[str] = ("log", *PINS)
@@ -57,11 +56,8 @@ def judge(
     task = task_of(row)
     output: TestOutput | None = None
     try:
-        with cache.materialize(
-            row.instance_id,
-            profile=Profile(network="none"),
-            report=report,
-        ) as instance:
+        # Under the profile that it was validated under, which has no network.
+        with cache.materialize(row.instance_id, report=report) as instance:
             output = grader.run(instance, task, patch=patch, log_path=log_path)
         grade = grader.grade(task, [output])[0]
     except PatchFailed as error:

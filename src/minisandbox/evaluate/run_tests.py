@@ -55,7 +55,8 @@ class TestOutput:
 
     ``nonce`` is what the shell's traces in the log bear after their ``+``, and what no program that
     it started was told; empty where nothing was traced. ``full`` is the folder inside whose file
-    system had no room left when the run had ended, or empty.
+    system had no room left when the run had ended, or empty. ``limit`` is the limit of the sandbox
+    for which something was ended meanwhile, or empty.
     """
 
     log: str
@@ -65,6 +66,7 @@ class TestOutput:
     seconds: float
     nonce: str = ""
     full: str = ""
+    limit: str = ""
 
 
 def run_tests(instance: Instance, spec: TestSpec, *, patch: str, log_path: Path) -> TestOutput:
@@ -134,6 +136,7 @@ def capture(
         seconds=result.duration,
         nonce=nonce,
         full="" if result.timed_out else full_folder(instance),
+        limit=result.limit,
     )
 
 

@@ -73,6 +73,8 @@ class ManifestRow:
     ``env``, ``test_env`` and ``extra`` (columns of the dataset that have no field here) are JSON
     text, because their keys differ from row to row and a column has one type. ``test_spec`` is JSON
     text too: what an official grader needs beside the row to grade without mirror or network.
+    ``limits`` (JSON text, by the names of ``sandbox.Limits``) and ``nested`` are those of the
+    sandboxes that it is validated in.
     """
 
     schema: int
@@ -112,6 +114,8 @@ class ManifestRow:
     grader: str = "log"
     test_spec: str = ""
     env: str = "{}"
+    limits: str = "{}"
+    nested: bool = False
     build_seconds: BuildSeconds
     gold_resolved: bool | None
     empty_resolved: bool | None
@@ -130,12 +134,19 @@ def variables_of(row: ManifestRow, column: Literal["env", "test_env"]) -> dict[s
     return found
 
 
+def limits_of(row: ManifestRow) -> dict[str, Any]:
+    """Limits of a row's sandboxes; raises ``InvalidInput`` if the text is no object."""
+    return _object_of(row, "limits")
+
+
 def extra_of(row: ManifestRow) -> dict[str, Any]:
     """Further columns of a row's dataset; raises ``InvalidInput`` if the text is no object."""
     return _object_of(row, "extra")
 
 
-def _object_of(row: ManifestRow, column: Literal["env", "test_env", "extra"]) -> dict[str, Any]:
+def _object_of(
+    row: ManifestRow, column: Literal["env", "test_env", "limits", "extra"]
+) -> dict[str, Any]:
     try:
         found: Any = json.loads(getattr(row, column))
     except (ValueError, RecursionError) as error:

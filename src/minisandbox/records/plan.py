@@ -44,7 +44,9 @@ class Recipe:
     everything, so that no dependency is resolved, and ``pip_packages`` are installed after them in
     a step of their own; ``dropped`` is what their source names and a
     virtual environment cannot have. ``grader`` is ``log`` (``parser`` reads the output of ``test``)
-    or the name of an official grader, which brings its own test command.
+    or the name of an official grader, which brings its own test command. ``limits`` are those of
+    its sandboxes that are not the configuration's, by the names of ``sandbox.Limits``. ``nested``
+    lets its tests make user namespaces.
     """
 
     name: str
@@ -67,6 +69,8 @@ class Recipe:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     timeout: int = 1800
     test_paths: tuple[str, ...] = ()
+    limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    nested: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,8 @@ class EnvironmentPlan:
     ``lock_key`` is the digest of what is asked for, whatever day and machine it is built on: by it
     an earlier build is found again. ``lock`` is a results folder, or one record, whose index files
     are to be used, or empty; ``index_cache`` is where files of the package index are kept.
+    ``limits`` (as in ``sandbox.Limits``) are no part of the key: they decide whether it can be
+    built, not what comes out.
     """
 
     slug: str
@@ -127,6 +133,7 @@ class EnvironmentPlan:
     tools: str
     index_cache: str
     lock: str = ""
+    limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -164,7 +171,8 @@ class BatchPlan:
     """The instances that one job builds, and one job validates, on one environment.
 
     ``lock`` and ``index_cache`` are as in ``EnvironmentPlan``; ``tools`` holds the tools of the
-    pipeline that have environments of their own.
+    pipeline that have environments of their own. ``limits`` are those of each sandbox, whatever the
+    recipe leaves open.
     """
 
     slug: str
@@ -178,6 +186,7 @@ class BatchPlan:
     tools: str
     index_cache: str
     lock: str = ""
+    limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True)

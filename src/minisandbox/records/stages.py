@@ -38,6 +38,7 @@ FAILURE_KINDS = (
     "incomplete",
     "suspect",
     "timeout",
+    "limit",
     "sandbox",
     "store",
     "internal",
@@ -133,7 +134,18 @@ class NetworkUse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvironmentRecord(Record):
+class SandboxedRecord(Record):
+    """A record of what was done in sandboxes: the digest of their profile, and the limits in it (by
+    the names of ``sandbox.Limits``), which are that of the run that made the record, whatever the
+    plan says since.
+    """
+
+    profile: str = ""
+    limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentRecord(SandboxedRecord):
     """A packed virtual environment on its interpreter. ``packages`` is what was resolved,
     ``name==version`` sorted; ``dropped`` is what was asked for and the package index cannot have.
     ``reach`` is what of the network the build could reach, ``lock_key`` as in the plan.
@@ -145,7 +157,6 @@ class EnvironmentRecord(Record):
     python: str = ""
     prefix: str = ""
     base: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    profile: str = ""
     packages: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     network: NetworkUse = NetworkUse()
@@ -154,7 +165,7 @@ class EnvironmentRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InstanceRecord(Record):
+class InstanceRecord(SandboxedRecord):
     """An installed checkout: all layers bottom first, and the commit and tree that changes are told
     against. ``env`` are variables that every process of it gets: versions that come from tags.
     ``reach`` is what of the network the install could reach.
@@ -187,6 +198,7 @@ class TestRun:
     ``outcome`` is ``resolved``, ``unresolved``, or the kind of failure for which there is no
     verdict. ``fail_to_pass`` and ``pass_to_pass`` are ``(passed, total)``; ``failing`` names what
     did not pass (the first 100), ``passed``/``failed`` count everything the log reported.
+    ``limit`` is the one that the sandbox reached while they ran, if any.
     """
 
     patch: Literal["empty", "gold"]
@@ -201,11 +213,13 @@ class TestRun:
     failing: tuple[str, ...]
     log: str
     outcome: str = ""
+    limit: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidationRecord(Record):
-    """What the tests said, materialized from the packed layers, with network ``none``.
+class ValidationRecord(SandboxedRecord):
+    """What the tests said, materialized from the packed layers, with network ``none``; ``nested``
+    says whether they might make user namespaces.
 
     ``grader`` is ``log`` or the name of an official one, whose ``test_spec`` (JSON text) is all it
     needs to grade again.
@@ -218,6 +232,7 @@ class ValidationRecord(Record):
     gold: TestRun | None = None
     grader: str = ""
     test_spec: str = ""
+    nested: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

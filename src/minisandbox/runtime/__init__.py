@@ -10,5 +10,6 @@ from __future__ import annotations
 
 from minisandbox.runtime.cache import Cache, open_cache
 from minisandbox.runtime.instance import Instance, start_instance
+from minisandbox.runtime.profiles import profile_of
 
-__all__ = ["Cache", "Instance", "open_cache", "start_instance"]
+__all__ = ["Cache", "Instance", "open_cache", "profile_of", "start_instance"]

@@ -21,6 +21,7 @@ from minisandbox.records import codec
 from minisandbox.records.layer import LayerRef
 from minisandbox.records.manifest import READABLE_SCHEMAS, ManifestRow, variables_of
 from minisandbox.runtime.instance import Instance, start_instance
+from minisandbox.runtime.profiles import profile_of
 from minisandbox.runtime.stack import Report
 from minisandbox.sandbox import Profile, arguments
 from minisandbox.store import NodeStore, Store, default_node_root
@@ -98,6 +99,7 @@ class Cache:
     ) -> Instance:
         """Start a sandbox on the layers of an instance; a context manager.
 
+        Without a ``profile`` it is the one that the row was validated under (``profile_of``).
         ``above`` are layers to stack on them, such as ``Instance.checkpoint`` made.
 
         The first time on a machine its layers are unpacked and compiled, of which ``report`` is
@@ -119,7 +121,7 @@ class Cache:
             store=self.store,
             node=self.node,
             name=instance_id,
-            profile=profile,
+            profile=profile or profile_of(row),
             env={**variables_of(row, "env"), **variables},
             report=report,
         )

@@ -19,7 +19,7 @@ from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import StageFailed
 from minisandbox.records.layer import LayerRef
 from minisandbox.records.plan import History
-from minisandbox.sandbox import Bind
+from minisandbox.sandbox import Bind, Limits
 from minisandbox.store import Store
 
 INDEX = "testbed/.git/index"
@@ -57,9 +57,10 @@ def make_checkout(
     name: str,
     url: str,
     clone: str,
+    limits: Limits,
 ) -> Checkout:
     """Check out ``revision`` at ``/testbed`` and pack it; raises ``StageFailed`` of kind
-    ``commit``.
+    ``commit`` or ``limit``.
     """
     if not mirror.is_dir():
         raise StageFailed(
@@ -71,7 +72,9 @@ def make_checkout(
         if history in ("none", "full")
         else str(int(history) + 1)
     )
-    with Workshop([], store=store, network="none", log=log, name=name, binds=(bind,)) as shop:
+    with Workshop(
+        [], store=store, network="none", log=log, name=name, binds=(bind,), limits=limits
+    ) as shop:
         result = shop.sandbox.run(
             ["/bin/bash", "-s", "--", f"{TOOLS}/mirror", revision, depth or ""],
             stdin=_script("checkout.sh"),
@@ -85,6 +88,8 @@ def make_checkout(
                 hint="check the row's 'base_commit'; if it is newer than the mirror, run "
                 f"`minisandbox records drop {clone}` and `snakemake` again",
             )
+        if result.limit:
+            raise shop.reached_limit(f"checking out {revision} of {url}", result)
         if result.exit_code != 0:
             raise StageFailed(
                 "commit", f"checking out {revision} of {url} failed: {result.text.strip()[-300:]}"

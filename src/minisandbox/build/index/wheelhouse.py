@@ -14,16 +14,19 @@ from minisandbox.build.workshop import LAYER_DATE, Workshop
 from minisandbox.records.layer import LayerRef
 from minisandbox.records.lock import IndexFile
 from minisandbox.runtime.instance import WHEELHOUSE
+from minisandbox.sandbox import Limits
 from minisandbox.store import Store
 
 
 def pack_wheelhouse(
-    files: Sequence[tuple[IndexFile, Path]], *, store: Store, log: Path, name: str
+    files: Sequence[tuple[IndexFile, Path]], *, store: Store, log: Path, name: str, limits: Limits
 ) -> LayerRef | None:
     """A layer of the index files, given with the paths they lie at; ``None`` if there are none."""
     if not files:
         return None
-    with Workshop([], store=store, network="none", log=log, name=f"{name}-wheelhouse") as shop:
+    with Workshop(
+        [], store=store, network="none", log=log, name=f"{name}-wheelhouse", limits=limits
+    ) as shop:
         for file, path in files:
             shop.sandbox.upload(path, f"{WHEELHOUSE}/{file.filename}")
         return shop.pack("wheelhouse", date=LAYER_DATE)

@@ -5,14 +5,20 @@ each key.
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import yaml
 
 from minisandbox.errors import InvalidInput
 from minisandbox.records import codec
 from minisandbox.records.plan import Network
+from minisandbox.sandbox import Limits
+
+_NUMBER = re.compile(r"-?\d+(\.\d+)?|null")
 
 
 @dataclass(frozen=True)
@@ -21,8 +27,8 @@ class Config:
     working directory.
 
     ``timeout`` (seconds) bounds the build of one environment and the install of one instance;
-    ``instances`` are shell patterns on instance ids, none meaning all.
-
+    ``instances`` are shell patterns on instance ids, none meaning all. ``limits`` hold each sandbox
+    in which environments and instances are built, tested and validated; a recipe may have others.
     """
 
     datasets: tuple[str, ...]
@@ -39,6 +45,7 @@ class Config:
     batch_size: int = 20
     from_lock: str = ""
     index_cache: str = ""
+    limits: Limits = field(default_factory=Limits)
 
     @property
     def store_path(self) -> str:
@@ -98,6 +105,8 @@ def parse_config(values: Mapping[str, Any], *, where: str) -> Config:
             data[key] = [part for part in data[key].split(",") if part]
     if isinstance(data.get("history"), int) and not isinstance(data["history"], bool):
         data["history"] = str(data["history"])
+    if isinstance(data.get("limits"), dict):
+        data["limits"] = _numbers(cast("dict[Any, Any]", data["limits"]))
     config = codec.decode(Config, data, where=where)
     if not config.datasets:
         raise InvalidInput(
@@ -122,6 +131,14 @@ def parse_config(values: Mapping[str, Any], *, where: str) -> Config:
         _check_lock(config, where)
     check_git_url(config.git_url, where=f"{where}: key 'git_url'")
     return config
+
+
+def _numbers(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Limits as a file has them: ``--config 'limits={cpus: 8}'`` gives text."""
+    return {
+        key: yaml.safe_load(value) if isinstance(value, str) and _NUMBER.fullmatch(value) else value
+        for key, value in values.items()
+    }
 
 
 def _check_lock(config: Config, where: str) -> None:

@@ -10,13 +10,15 @@ from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from minisandbox.build.planning.config import check_date
+from minisandbox.build.planning.config import Config, check_date
 from minisandbox.build.planning.yamlfile import read_yaml
 from minisandbox.errors import InvalidInput
 from minisandbox.evaluate.logs import PARSERS
 from minisandbox.evaluate.official.pins import PINS
 from minisandbox.records import codec
 from minisandbox.records.plan import InstancePlan, Recipe
+from minisandbox.runtime.profiles import limits_from
+from minisandbox.sandbox import Limits
 
 #: Fields of a recipe that no file can have: the planner makes them of a dataset's specifications.
 PLANNED = ("dropped", "requirement_file")
@@ -75,6 +77,12 @@ def find_recipe(recipes: Mapping[str, Recipe], instance: InstancePlan, named: st
     return fitting[0] if fitting else None
 
 
+def limits_of(recipe: Recipe, config: Config) -> Limits:
+    """What holds the sandboxes of a recipe: its own limits, else those of the run."""
+    limits = {**config.limits.identity(), **recipe.limits}
+    return limits_from(limits, where=f"recipe {recipe.name}")
+
+
 def _check(recipe: Recipe, where: str) -> None:
     if not re.fullmatch(r"\d+\.\d+(\.\d+)?", recipe.python):
         try:
@@ -103,6 +111,7 @@ def _check(recipe: Recipe, where: str) -> None:
         raise InvalidInput(
             f"{where}: key 'timeout'", f"is {recipe.timeout}", "expected seconds, 1 or more"
         )
+    limits_from(recipe.limits, where=where)
     for package in (*recipe.packages, *recipe.pip_packages):
         if package.startswith("-"):
             raise InvalidInput(
