@@ -80,7 +80,8 @@ class SandboxFileError(MiniSandboxError):
         self.path = path
         self.errno = errno
         self.reason = reason
-        super().__init__(f"cannot {operation} {path} in the sandbox: {reason}")
+        what = f"{operation} {path}" if path else operation  # not all is done to a file
+        super().__init__(f"cannot {what} in the sandbox: {reason}")
 
 
 class ProcessFailed(MiniSandboxError):

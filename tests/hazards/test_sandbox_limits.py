@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import SandboxDied
+from minisandbox.errors import SandboxDied, SandboxFileError
 from minisandbox.idmap import IdMap
 from minisandbox.sandbox import Limits, Profile, Sandbox
 from minisandbox.sandbox.limits import cgroups
@@ -132,6 +132,22 @@ def test_processes(bounded) -> None:
     assert 50 < int(result.stdout) <= 100
     # The timeout could end them all, though no process more could be started.
     assert box.run("ls -d /proc/[0-9]* | wc -l").stdout.strip() < b"9"
+
+
+def test_one_process_too_many_is_a_sentence(bounded, idmap: IdMap) -> None:
+    box = bounded(processes=20)
+    box.run("for i in $(seq 40); do sleep 1000 2>/dev/null & done", timeout=20)
+    for user in (None, "nobody") if idmap.count > 1 else (None,):
+        for pty in (False, True):
+            with box.popen("true", user=user, pty=pty, merge_stderr=True) as process:
+                assert b"the limit on processes is reached" in process.stdout.read()
+                assert process.wait(20) == 126
+        result = box.run("true", user=user)
+        assert (result.exit_code, result.stdout) == (126, b"")
+        assert result.stderr_text.startswith("minisandbox: cannot ")
+        assert result.stderr_text.endswith(": the limit on processes is reached\n")
+        with pytest.raises(SandboxFileError, match="bash in the sandbox: the limit on processes"):
+            box.session(user=user)
 
 
 def test_processes_of_several_users_together(bounded, idmap: IdMap) -> None:

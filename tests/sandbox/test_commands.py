@@ -84,6 +84,11 @@ def test_unknown_user(box: Sandbox) -> None:
         box.run("true", user="nosuchuser")
 
 
+def test_what_refuses_a_request_is_told_without_a_path_too() -> None:
+    error = SandboxFileError("start a process", "", 11, "the limit on processes is reached")
+    assert str(error) == "cannot start a process in the sandbox: the limit on processes is reached"
+
+
 @pytest.mark.parametrize("row", ["bad:x:one:1::/:/bin/sh", "bad:x:1:one::/:/bin/sh", "bad:x"])
 def test_accounts_without_numbers_are_unknown(start, row: str) -> None:
     box = start()

@@ -229,9 +229,7 @@ class Requests:
             return fields, fds
         for fd in fds:
             os.close(fd)
-        if fields[:1] == ["error"]:
-            number = int(fields[1])
-            raise SandboxFileError(fields[2], fields[3], number, os.strerror(number))
+        _raise_refused(fields)
         self.raise_if_dead()
         if or_nothing and not fields:
             return [], []
@@ -264,6 +262,7 @@ class Requests:
             self.raise_if_dead()
             return EXIT_KILLED  # something inside killed all it could see, the monitor included
         if fields[0] not in ("exit", "done"):
+            _raise_refused(fields)
             raise SandboxFileError("finish", "a command", errno.EINTR, " ".join(fields[1:]))
         return int(fields[1])
 
@@ -296,6 +295,15 @@ def note_requests() -> list[tuple[Requests, str]]:
     requests: list[tuple[Requests, str]] = []
     _under_way.set(requests)
     return requests
+
+
+def _raise_refused(fields: list[str]) -> None:
+    """Raise what a monitor refuses, if that is what its packet says."""
+    if fields[:1] == ["error"]:
+        number, operation, reason = int(fields[1]), fields[2], os.strerror(int(fields[1]))
+        if number == errno.EAGAIN and operation in ("execute", "start a process"):
+            reason = "the limit on processes is reached"
+        raise SandboxFileError(operation, fields[3], number, reason)
 
 
 def _pipe(stdin: int) -> int:

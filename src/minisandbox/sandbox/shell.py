@@ -114,14 +114,15 @@ class _Session:
         self._screen, slave = os.openpty()
         os.set_blocking(self._screen, False)
         streams = (source, quiet, slave)
-        pid = spawning.start(request, streams, -1, self._account, ids)
-        for fd in streams:
-            os.close(fd)
-        if pid < 0:
-            raise answers.Refusal(errno.ENOEXEC, "execute", request["argv"][0])
-        self._pid = pid
+        try:
+            self._pid = spawning.attempt(request, streams, -1, self._account, ids)
+        except spawning.CannotStart as failure:
+            raise answers.Refusal(failure.number, "execute", request["argv"][0]) from failure
+        finally:
+            for fd in streams:
+                os.close(fd)
         self._write(b"PS1= PS2=\n")
-        answers.answer(self._channel, "started", str(pid))
+        answers.answer(self._channel, "started", str(self._pid))
 
     def watch(self) -> None:
         """Serve the client until it is gone."""

@@ -32,9 +32,19 @@ _READ_SH = 'eval "$(cat <&9)" 9<&-'
 #: As env(1) and shells have it.
 EXIT_CANNOT_EXECUTE = 126
 EXIT_NOT_FOUND = 127
+_NOT_FOUND = OSError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
 Streams = tuple[int, int, int]
+
+
+class CannotStart(Exception):
+    """A command cannot be started: the exit code that tells so, a sentence and its errno."""
+
+    def __init__(self, code: int, sentence: str, number: int) -> None:
+        self.code = code
+        self.number = number
+        super().__init__(sentence)
 
 
 def start(
@@ -45,16 +55,30 @@ def start(
     ``script`` is the descriptor of a script's text, or -1. The message of a failure goes to the
     command's standard error. ``ids`` is how many ids exist inside.
     """
-    if request["pty"] or account.uid != 0:
+    try:
+        return attempt(request, streams, script, account, ids)
+    except CannotStart as failure:
+        _complain(str(failure), streams[2])
+        return -failure.code
+
+
+def attempt(
+    request: dict[str, Any], streams: Streams, script: int, account: accounts.Account, ids: int
+) -> int:
+    """:func:`start` that raises ``CannotStart``, but for what only the new process finds out."""
+    if not request["pty"] and account.uid == 0:
+        return _spawn(request, streams, script)
+    try:
         pid = os.fork()
-        if pid == 0:
-            _execute(request, streams, script, account, groups=ids > 1)
-        return pid
-    return _spawn(request, streams, script)
+    except OSError as error:
+        raise _cannot("start another process", error) from error
+    if pid == 0:
+        _execute(request, streams, script, account, groups=ids > 1)
+    return pid
 
 
 def _spawn(request: dict[str, Any], streams: Streams, script: int) -> int:
-    """Start the command; returns its pid, or the negative exit code when that is impossible.
+    """Start the command; returns its pid.
 
     posix_spawn does not copy this process as fork does, which is a fifth of a short command's time.
     """
@@ -63,12 +87,8 @@ def _spawn(request: dict[str, Any], streams: Streams, script: int) -> int:
     if script >= 0:
         argv, number = _shell()
         actions.append((os.POSIX_SPAWN_DUP2, script, number))
-    try:
-        os.chdir(request["cwd"])
-    except OSError as error:
-        _complain(f"cannot enter {request['cwd']}: {error.strerror}", streams[2])
-        return -EXIT_CANNOT_EXECUTE
-    failure = errno.ENOENT
+    _enter(request["cwd"])
+    failure = _NOT_FOUND
     for path in _candidates(argv[0], request["env"]):
         try:
             return os.posix_spawn(
@@ -82,7 +102,7 @@ def _spawn(request: dict[str, Any], streams: Streams, script: int) -> int:
             )
         except OSError as error:
             failure = _worse(failure, error)
-    return -_cannot_execute(argv[0], failure, streams[2])
+    raise _cannot(f"execute {argv[0]}", failure)
 
 
 def _execute(
@@ -113,10 +133,13 @@ def _execute(
                 os.setgroups(account.groups)
             os.setresgid(account.gid, account.gid, account.gid)
             os.setresuid(account.uid, account.uid, account.uid)
-        code = _try_programs(argv, request["env"], request["cwd"])
+        _become(argv, request["env"], request["cwd"])
     except OSError as error:
-        _complain(f"cannot start the command: {error.strerror}", 2)
         code = EXIT_CANNOT_EXECUTE
+        _complain(str(_cannot("start the command", error)), 2)
+    except CannotStart as failure:
+        code = failure.code
+        _complain(str(failure), 2)
     finally:
         os._exit(code)
 
@@ -135,21 +158,24 @@ def _shell() -> tuple[list[str], int]:
     return [shell, "-c", _READ_SH], 9  # POSIX shells know one-digit descriptors only
 
 
-def _try_programs(argv: list[str], env: dict[str, str], cwd: str) -> int:
-    """Execute the first program found; returns the exit code of a failure."""
-    try:
-        os.chdir(cwd)
-    except OSError as error:
-        _complain(f"cannot enter {cwd}: {error.strerror}", 2)
-        return EXIT_CANNOT_EXECUTE
+def _become(argv: list[str], env: dict[str, str], cwd: str) -> NoReturn:
+    """Execute the first program found."""
+    _enter(cwd)
     linux.reset_signals()
-    failure = errno.ENOENT
+    failure = _NOT_FOUND
     for path in _candidates(argv[0], env):
         try:
             os.execve(path, argv, env)
         except OSError as error:
             failure = _worse(failure, error)
-    return _cannot_execute(argv[0], failure, 2)
+    raise _cannot(f"execute {argv[0]}", failure)
+
+
+def _enter(cwd: str) -> None:
+    try:
+        os.chdir(cwd)
+    except OSError as error:
+        raise _cannot(f"enter {cwd}", error) from error
 
 
 def _candidates(name: str, env: dict[str, str]) -> list[str]:
@@ -172,14 +198,16 @@ def _missing(path: str) -> bool:
     return False
 
 
-def _worse(failure: int, error: OSError) -> int:
-    missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
-    return failure if missing else error.errno or errno.EACCES
+def _worse(failure: OSError, error: OSError) -> OSError:
+    return failure if error.errno in (errno.ENOENT, errno.ENOTDIR) else error
 
 
-def _cannot_execute(name: str, failure: int, stderr: int) -> int:
-    _complain(f"cannot execute {name}: {os.strerror(failure)}", stderr)
-    return EXIT_NOT_FOUND if failure == errno.ENOENT else EXIT_CANNOT_EXECUTE
+def _cannot(what: str, error: OSError) -> CannotStart:
+    # EAGAIN, which reads as if it were nobody's fault, is RLIMIT_NPROC or a control group.
+    full = error.errno == errno.EAGAIN
+    reason = "the limit on processes is reached" if full else error.strerror
+    code = EXIT_NOT_FOUND if error is _NOT_FOUND else EXIT_CANNOT_EXECUTE
+    return CannotStart(code, f"cannot {what}: {reason}", error.errno or errno.EIO)
 
 
 def _complain(text: str, stderr: int) -> None:
