@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 
 from minisandbox.errors import InvalidInput, SandboxDied
-from minisandbox.sandbox import Bind, Profile, Sandbox, launch
+from minisandbox.sandbox import Bind, Profile, Sandbox, client, launch
 
 LAYER = {"testbed/low": "low", "testbed/gone": "gone", "testbed/dir/a": "a", "testbed/moves/b": "b"}
 CHANGE = """
@@ -205,6 +207,57 @@ def test_two_threads_fork_one_sandbox(start) -> None:
         thread.join()
     assert seen == [b"x\n"] * 6
     assert box.run("cat /root/x").stdout == b"x\n"
+
+
+@pytest.fixture
+def held_up(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbstractContextManager[None]]:
+    """Within it a method does nothing but wait, which another thread calls with ``action``."""
+
+    @contextmanager
+    def hold_up(
+        owner: object, name: str, action: Callable[[], object]
+    ) -> Generator[None, None, None]:
+        called, go_on = threading.Event(), threading.Event()
+        method = getattr(owner, name)
+
+        def slow(*args: object, **options: object) -> object:
+            called.set()
+            assert go_on.wait(30)
+            return method(*args, **options)
+
+        thread = threading.Thread(target=action)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, slow)
+            thread.start()
+            try:
+                assert called.wait(30)
+                yield
+            finally:
+                go_on.set()
+                thread.join()
+
+    return hold_up
+
+
+def test_others_work_on_while_a_reset_starts_anew_and_removes(start, held_up) -> None:
+    box = start(profile=Profile(watch=True))
+    box.write_file("/root/f", "before")
+    with held_up(client, "launch", box.reset):
+        assert box.read_file("/root/f") == b"before"
+    box.write_file("/root/f", "between")
+    with held_up(launch.Link, "drop", box.reset):
+        assert box.run("cat /root/f").exit_code == 1
+        process = box.popen(["cat"], stdin="pipe")
+    # It was started on what came after: the end of the reset does not touch it.
+    process.stdin.write(b"x")
+    assert process.stdout.read(1) == b"x"
+    process.close()
+
+
+def test_others_do_not_wait_for_the_removal_of_what_is_closed(start, held_up) -> None:
+    box = start()
+    with held_up(launch.Link, "close", box.close), pytest.raises(SandboxDied, match="closed"):
+        box.read_file("/etc/passwd")
 
 
 def test_nothing_of_before_a_reset_writes_to_the_callers_files(start, tmp_path: Path) -> None:

@@ -72,12 +72,15 @@ class Sandbox:
         self._options = options
         self._env = dict(env)
         self._cwd = cwd
+        #: Of those who end, exchange or copy it, one at a time; each may take long.
+        self._changing = threading.Lock()
+        #: Taken second. Held while nobody inside could serve a request.
         self._lock = threading.Lock()
         self._requests = Requests(self._env, cwd, self._lock)
         #: What snapshots left of this sandbox's changes, oldest first.
         self._kept = tuple(part.retain() for part in kept)
         try:
-            self._requests.link = self._launch()
+            self._requests.link = self._launch(self._kept)
         except BaseException:
             for part in self._kept:
                 part.release()
@@ -464,16 +467,14 @@ class Sandbox:
         is as before.
         """
         started = time.monotonic()
-        with self._lock:
+        with self._changing:
             self._requests.refuse_closed()
             self._refuse_foreign("reset")
-            kept, self._kept = self._kept, ()
-            try:
-                link = self._launch()
-            except BaseException:
-                self._kept = kept
-                raise
-            old, self._requests.link = self._link, link
+            link = self._launch(())
+            with self._lock:
+                old, self._requests.link = self._link, link
+                kept, self._kept = self._kept, ()
+                held = self._requests.let_go()
             try:
                 if self._options.profile.reaches_out:
                     old.end_processes()  # or they could still write there when this returns
@@ -481,7 +482,8 @@ class Sandbox:
             except OSError:
                 pass  # it was dead already, and its server with it
             # After its end: a thread that reads what a process prints keeps the stream open.
-            self._requests.forget_all("the sandbox was reset")
+            for thing in held:
+                thing.forget("the sandbox was reset")
         for part in kept:
             part.release()
         return Reset("restarted", time.monotonic() - started)
@@ -497,7 +499,7 @@ class Sandbox:
         ``OSError`` if the copy fails.
         """
         started = time.monotonic()
-        with self._lock:
+        with self._changing, self._lock:
             self._requests.refuse_closed()
             self._refuse_foreign("snapshot")
             self._refuse_in_memory("snapshot")
@@ -543,7 +545,7 @@ class Sandbox:
     def _seal_upper(self) -> None:
         try:
             self._kept = (*self._kept, self._link.keep().retain())
-            self._requests.link = self._launch()
+            self._requests.link = self._launch(self._kept)
         except BaseException as error:
             self._requests.closed = f"it could not go on after a snapshot: {error}"
             raise
@@ -560,28 +562,19 @@ class Sandbox:
     def _link(self) -> Link:
         return self._requests.link
 
-    def _launch(self) -> Link:
-        whole = (*self._layers, *(part.upper for part in self._kept))
+    def _launch(self, kept: tuple[Kept, ...]) -> Link:
+        whole = (*self._layers, *(part.upper for part in kept))
         options = self._options
-        self._refuse_lost()
+        _refuse_lost(kept)
         link = launch(
             whole, options.scratch, options.idmap, options.profile, timeout=options.start_timeout
         )
         try:
-            self._refuse_lost()  # another server may have begun to remove them meanwhile
+            _refuse_lost(kept)  # another server may have begun to remove them meanwhile
         except InvalidInput:
             link.close()
             raise
         return link
-
-    def _refuse_lost(self) -> None:
-        if not all(part.there for part in self._kept):
-            raise InvalidInput(
-                "snapshot",
-                "is gone with the server of sandboxes that kept its files: that was killed, or is "
-                "of the process that this one was forked from",
-                "take another one",
-            )
 
     def _refuse_foreign(self, what: str) -> None:
         owner = self._link.server.owner
@@ -601,7 +594,7 @@ class Sandbox:
 
         Its files have the ids of the sandbox's map; read it with ``idmap.call_mapped``.
         """
-        with self._lock:
+        with self._changing, self._lock:
             self._requests.refuse_closed()
             self._refuse_foreign("seal")
             self._refuse_in_memory("seal")
@@ -610,21 +603,26 @@ class Sandbox:
             except OSError as error:
                 raise self._requests.died() from error
             self._requests.closed = "it was sealed"
-            self._requests.forget_all("the sandbox was sealed")
+            held = self._requests.let_go()
+        for thing in held:
+            thing.forget("the sandbox was sealed")
         return self._link.box / "upper"
 
     def close(self) -> None:
         """End every process and remove the scratch directory; harmless when done already."""
-        with self._lock:
-            if self._requests.closed == "it was closed":
-                return
-            self._requests.closed = "it was closed"
+        with self._changing:
+            with self._lock:
+                if self._requests.closed == "it was closed":
+                    return
+                self._requests.closed = "it was closed"
+                held = self._requests.let_go()
+                kept, self._kept = self._kept, ()
             try:
                 self._link.close()
             except OSError:
                 pass  # its server was killed: the next start in this scratch directory cleans up
-            self._requests.forget_all("the sandbox was closed")
-            kept, self._kept = self._kept, ()
+            for thing in held:
+                thing.forget("the sandbox was closed")
         for part in kept:
             part.release()
 
@@ -638,6 +636,16 @@ class Sandbox:
                 self._requests.raise_if_dead()
             return EXIT_TIMED_OUT
         return self._requests.exit_code(ended.fields)
+
+
+def _refuse_lost(kept: tuple[Kept, ...]) -> None:
+    if not all(part.there for part in kept):
+        raise InvalidInput(
+            "snapshot",
+            "is gone with the server of sandboxes that kept its files: that was killed, or is of "
+            "the process that this one was forked from",
+            "take another one",
+        )
 
 
 def _read(file: BinaryIO, step: int, most: int) -> bytes:

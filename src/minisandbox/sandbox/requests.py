@@ -52,7 +52,7 @@ class Requests:
     def __init__(self, env: Mapping[str, str], cwd: str, lock: threading.Lock) -> None:
         self.name = ""
         self.closed = ""
-        # Held while a request is sent and while PID 1 is replaced; not while a command runs.
+        # Held while a request is sent and while no PID 1 could serve it; not while a command runs.
         self._lock = lock
         self._env = dict(env)
         self._cwd = cwd
@@ -67,10 +67,10 @@ class Requests:
         """Let go of what was closed."""
         self._held.discard(thing)
 
-    def forget_all(self, reason: str) -> None:
-        """Close the client's side of everything that is held."""
-        for thing in tuple(self._held):
-            thing.forget(reason)
+    def let_go(self) -> tuple[Forgettable, ...]:
+        """Everything that is held, for the caller to have it forgotten."""
+        held, self._held = tuple(self._held), set()
+        return held
 
     def refuse_closed(self) -> None:
         """Raise ``SandboxDied`` once nothing can be asked any more."""
