@@ -269,6 +269,21 @@ def test_the_record_outlives_the_sandbox(start) -> None:
     assert box.attempts() == (Attempt("127.0.0.1:9", 1),)
 
 
+def test_the_record_goes_on_after_a_snapshot_and_ends_with_a_reset(start) -> None:
+    box = start(profile=WATCHED)
+    connect(box, socket.AF_INET, ("127.0.0.1", 9))
+    for count in (1, 2):
+        with box.snapshot() as snapshot, box.start_from(snapshot) as child:
+            assert snapshot.way == "sealed"
+            assert box.attempts() == (Attempt("127.0.0.1:9", count),)
+            assert child.attempts() == ()
+        connect(box, socket.AF_INET, ("127.0.0.1", 9))
+    connect(box, socket.AF_INET, ("127.0.0.1", 10))
+    assert box.attempts() == (Attempt("127.0.0.1:9", 3), Attempt("127.0.0.1:10", 1))
+    box.reset()
+    assert box.attempts() == ()
+
+
 @contextmanager
 def stalled(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
     """Hold the watcher where it reads the first address: it has been reached, it may go on."""

@@ -65,3 +65,16 @@ def test_a_record_is_bounded() -> None:
     assert len(attempts) == MOST_ADDRESSES + 1
     assert attempts[0] == Attempt("192.0.2.1:0", 2)
     assert attempts[-1] == Attempt(OTHERS, 5)
+
+
+def test_a_record_that_goes_on_is_bounded_as_one() -> None:
+    first, second = Record(), Record()
+    for number in range(MOST_ADDRESSES + 5):
+        first.add(f"192.0.2.1:{number}")
+    for attempt in first.attempts():
+        second.add(attempt.address, attempt.count)
+    assert second.attempts() == first.attempts()
+    second.add("192.0.2.1:0")
+    second.add("198.51.100.1:1")
+    assert second.attempts()[0].count == 2
+    assert second.attempts()[-1] == Attempt(OTHERS, 6)

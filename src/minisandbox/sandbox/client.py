@@ -160,7 +160,7 @@ class Sandbox:
 
     def attempts(self) -> tuple[Attempt, ...]:
         """The addresses that programs inside tried to reach so far, each once, in order of the
-        first try.
+        first try; since the last :meth:`reset` if there was one.
 
         Also after :meth:`close`. Whether they were reached is not in it: the profile's network
         decides that. Attempts at the profile's own ports are listed like all others.
@@ -492,11 +492,11 @@ class Sandbox:
         """What its files are now, for :meth:`start_from`.
 
         Where nothing runs inside, its upper directory is sealed, and it goes on above it with a new
-        PID 1: its listening sockets are new ones, and :meth:`attempts` and the limits on time,
-        disk and inodes count from there. Where something runs, all processes are stopped, the upper
-        directory is copied, and they go on. Raises ``SandboxDied``, ``InvalidInput`` when its
-        layers have become too many, ``SandboxFileError`` when the processes do not stop, and
-        ``OSError`` if the copy fails.
+        PID 1: its listening sockets are new ones, and the limits on time, disk and inodes count
+        from there. Where something runs, all processes are stopped, the upper directory is copied,
+        and they go on. Raises ``SandboxDied``, ``InvalidInput`` when its layers have become too
+        many, ``SandboxFileError`` when the processes do not stop, and ``OSError`` if the copy
+        fails.
         """
         started = time.monotonic()
         with self._changing, self._lock:
@@ -545,7 +545,10 @@ class Sandbox:
     def _seal_upper(self) -> None:
         try:
             self._kept = (*self._kept, self._link.keep().retain())
-            self._requests.link = self._launch(self._kept)
+            link = self._launch(self._kept)
+            if link.watcher is not None:
+                link.watcher.go_on_from(self.attempts())
+            self._requests.link = link
         except BaseException as error:
             self._requests.closed = f"it could not go on after a snapshot: {error}"
             raise

@@ -78,13 +78,14 @@ class Record:
         self._counts: dict[str, int] = {}
         self._others = 0
 
-    def add(self, address: str) -> None:
-        """Count one try."""
+    def add(self, address: str, count: int = 1) -> None:
+        """Count one try, or several."""
         with self._lock:
-            if address in self._counts or len(self._counts) < MOST_ADDRESSES:
-                self._counts[address] = self._counts.get(address, 0) + 1
+            known = address in self._counts or len(self._counts) < MOST_ADDRESSES
+            if known and address != OTHERS:
+                self._counts[address] = self._counts.get(address, 0) + count
             else:
-                self._others += 1
+                self._others += count
 
     def attempts(self) -> tuple[Attempt, ...]:
         """What was counted so far."""
@@ -121,6 +122,11 @@ class Watcher:
     def attempts(self) -> tuple[Attempt, ...]:
         """Every call that the kernel has gone on with is in it."""
         return self._record.attempts()
+
+    def go_on_from(self, attempts: tuple[Attempt, ...]) -> None:
+        """Count on from what another watcher has counted, before anything runs in the sandbox."""
+        for attempt in attempts:
+            self._record.add(attempt.address, attempt.count)
 
     def stop(self) -> None:
         """End the thread, when the sandbox has ended: calls still waiting would fail."""
