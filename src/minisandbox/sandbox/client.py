@@ -7,7 +7,6 @@ are never confused.
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import threading
@@ -17,11 +16,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Literal
+from typing import Literal
 
-from minisandbox.errors import InvalidInput, SandboxFileError
+from minisandbox.errors import InvalidInput
 from minisandbox.idmap import IdMap, current
-from minisandbox.sandbox import arguments, capture, terminal, trees, wire
+from minisandbox.sandbox import arguments, capture, exchange, terminal
 from minisandbox.sandbox.launch import Link, check_count, launch
 from minisandbox.sandbox.popen import Process
 from minisandbox.sandbox.profile import Profile
@@ -29,7 +28,6 @@ from minisandbox.sandbox.requests import EXIT_KILLED, Requests
 from minisandbox.sandbox.result import EXIT_TIMED_OUT, Result
 from minisandbox.sandbox.session import Session
 from minisandbox.sandbox.snapshots import Kept, Reset, Snapshot, SnapshotWay
-from minisandbox.sandbox.staging import Staging
 from minisandbox.sandbox.steps import LONGEST_WAIT, Cancelled, Steps, blocking, finish
 from minisandbox.sandbox.watching import Attempt
 
@@ -347,23 +345,7 @@ class Sandbox:
         With ``user`` the permissions of that user decide, mode bits included: root's too, without
         the capabilities that pass over them.
         """
-        most = arguments.size("max_bytes", max_bytes)
-        request = {
-            "operation": "read",
-            "path": self._requests.absolute(path),
-            "user": arguments.user("user", user),
-        }
-        _, channel = self._requests.send(request, [])
-        with channel:
-            _, (fd,) = self._answer(channel, "file")
-            with open(fd, "rb") as file:
-                size = os.fstat(fd).st_size
-                # One that is too large need not be read for that to be known.
-                data = _read(file, max(size + 1, _MIB), most + 1 if size <= most else 0)
-        if max(size, len(data)) > most:
-            reason = f"it is larger than max_bytes, {most:,}; raise that"
-            raise SandboxFileError("read", path, errno.EFBIG, reason)
-        return data
+        return exchange.read(self._requests, path, max_bytes=max_bytes, user=user)
 
     def write_file(
         self, path: str, data: bytes | str, *, mode: int = 0o644, user: str | int | None = None
@@ -374,17 +356,7 @@ class Sandbox:
         With ``user`` the permissions of that user decide as in :meth:`read_file`, and a file that
         is there is written as a program would: not in one step, and it keeps its mode and owner.
         """
-        content = arguments.content("data", data)
-        bits = "give permission bits, such as 0o644"
-        request = {
-            "operation": "write",
-            "path": self._requests.absolute(path),
-            "mode": arguments.whole("mode", mode, least=0, most=0o7777, remedy=bits),
-            "user": arguments.user("user", user),
-        }
-        _, channel = self._requests.send(request, [wire.memory_file("data", content)])
-        with channel:
-            self._answer(channel, "done")
+        exchange.write(self._requests, path, data, mode=mode, user=user)
 
     def upload(self, local: str | Path, remote: str) -> None:
         """Copy a file or directory of the host to ``remote``, merging into a directory that is
@@ -393,22 +365,7 @@ class Sandbox:
         Kept: content, modes, times, links as they are. Raises ``SandboxFileError``, or ``OSError``
         for what cannot be read on the host.
         """
-        source = arguments.host_path("local", local)
-        request = {"operation": "upload", "path": self._requests.absolute(remote, where="remote")}
-        read_end, write_end = os.pipe()
-        try:
-            _, channel = self._requests.send(request, [read_end])
-        except BaseException:
-            os.close(write_end)
-            raise
-        with channel:
-            try:
-                trees.send(source, write_end)
-            except BrokenPipeError:
-                pass  # the other side has stopped reading; it says why
-            finally:
-                os.close(write_end)
-            self._answer(channel, "done")
+        exchange.upload(self._requests, local, remote)
 
     def download(
         self,
@@ -428,36 +385,9 @@ class Sandbox:
         holes of files included as they are not kept, or to more than ``max_entries`` files,
         directories and links; the defaults are what ``Limits`` allows a sandbox to write.
         """
-        path = self._requests.absolute(remote, where="remote")
-        target = arguments.host_path("local", local)
-        most = arguments.size("max_bytes", max_bytes)
-        entries = arguments.size("max_entries", max_entries)
-        read_end, write_end = os.pipe()
-        with open(read_end, "rb", buffering=_MIB) as stream:
-            request = {"operation": "download", "path": path}
-            _, channel = self._requests.send(request, [write_end])
-            with channel, Staging(target) as staging:
-                receiver = trees.Receiver(
-                    staging.path, mode_mask=0o777, max_bytes=most, max_entries=entries
-                )
-                try:
-                    receiver.receive(stream)
-                except trees.TooMuch as error:
-                    raise SandboxFileError(
-                        "download",
-                        os.path.join(path, *error.below),
-                        errno.EFBIG,
-                        f"{error.reason}; raise that, or download less",
-                    ) from None
-                except OSError as error:
-                    if error.errno != trees.CUT:
-                        raise
-                    self._answer(channel, "done")  # raises the reason for which it was cut
-                    raise
-                finally:
-                    receiver.close()
-                self._answer(channel, "done")
-                staging.put_in_place()
+        exchange.download(
+            self._requests, remote, local, max_bytes=max_bytes, max_entries=max_entries
+        )
 
     def reset(self) -> Reset:
         """Drop everything that was done in it, processes included, and begin anew on its layers.
@@ -629,9 +559,6 @@ class Sandbox:
         for part in kept:
             part.release()
 
-    def _answer(self, channel: socket.socket, expected: str) -> tuple[list[str], list[int]]:
-        return finish(self._requests.reply(channel, expected))
-
     def _exit_code(self, ended: capture.Ended, token: str) -> int:
         if ended.timed_out:
             if not ended.fields:
@@ -649,14 +576,3 @@ def _refuse_lost(kept: tuple[Kept, ...]) -> None:
             "the process that this one was forked from",
             "take another one",
         )
-
-
-def _read(file: BinaryIO, step: int, most: int) -> bytes:
-    """What is to be read, at most ``most`` bytes, by ``step`` at once: what the kernel makes up as
-    it is read has no size, and files may grow.
-    """
-    parts: list[bytes] = []
-    while most and (part := file.read(min(step, most))):
-        parts.append(part)
-        most -= len(part)
-    return b"".join(parts)
