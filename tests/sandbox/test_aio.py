@@ -162,6 +162,21 @@ def test_cancelled_transfers_are_over_too(in_loop, tmp_path: Path) -> None:
     in_loop(test)
 
 
+def test_a_cancelled_download_leaves_nothing(in_loop, tmp_path: Path) -> None:
+    async def test(box: AsyncSandbox) -> None:
+        await box.run("mkdir /tmp/t; echo x > /tmp/t/a; truncate -s 10G /tmp/t/sparse")
+        task = asyncio.create_task(box.download("/tmp/t", tmp_path / "t"))
+        while not list(tmp_path.glob(".minisandbox-*/content/.minisandbox-*")):
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not [*tmp_path.iterdir()]
+        await box.run("rm -r /tmp/t")
+
+    in_loop(test)
+
+
 def test_services(in_loop) -> None:
     async def test(box: AsyncSandbox) -> None:
         async with await box.popen(["cat"], stdin="pipe") as process:
