@@ -15,7 +15,7 @@ from minisandbox.errors import InvalidInput
 from minisandbox.sandbox.limits import capacity, cgroups, ledger, processors
 from minisandbox.sandbox.limits.declared import Limits, loosest, memory_file_systems
 from minisandbox.sandbox.limits.footprint import measure
-from minisandbox.sandbox.limits.keeper import Account, Keeper
+from minisandbox.sandbox.limits.keeper import Account, Keeper, Reservation
 
 GIB = 1 << 30
 ALL = {"memory": GIB, "processes": 100, "cpus": 2}
@@ -324,9 +324,8 @@ def test_what_becomes_of_who_writes_too_much(
     ended: str,
 ) -> None:
     limits = Limits(disk=64 << 20, inodes=500).identity()
-    spec = {"limits": limits, "kind": "root", "processors": [0], "upper": "disk"}
-    words = dict.fromkeys(ledger.LIMITS, ledger.WATCHED)
-    account = Account("1", spec, str(tmp_path), cgroups.Group([], []), words)
+    spec = {"limits": limits, "kind": "root", "ids": 65536, "upper": "disk"}
+    account = Account("1", spec, str(tmp_path), Reservation(cgroups.Group([], []), [0]))
     account.init = 4711
     killed: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append(pid))

@@ -86,7 +86,7 @@ def _listed(database: bytes, package: bytes, version: bytes) -> list[bytes]:
 def host_binds() -> list[tuple[str, str, bool]]:
     """The host directories every sandbox on this base sees, read-only: source, target, writable."""
     real = [
-        name for name in _MERGEABLE if Path("/", name).is_dir() and not Path("/", name).is_symlink()
+        name for name in _MERGEABLE if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")
     ]
     return [(f"/{name}", f"/{name}", False) for name in ("usr", *real)]
 

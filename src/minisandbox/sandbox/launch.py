@@ -177,11 +177,6 @@ def check_count(layers: int) -> None:
 
 
 def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile) -> dict[str, Any]:
-    for path in (*layers, scratch):
-        if not path.is_dir():
-            raise InvalidInput(
-                str(path), "is not a directory", "unpack the layer, or make the directory"
-            )
     check_count(len(layers))
     binds = [(*bind, "") for bind in base.host_binds()]
     for bind in profile.binds:
@@ -190,15 +185,14 @@ def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile)
         # ``beneath`` is walked by the starter alone, which binds the very descriptor that it
         # reached: a layer may have a link there, and what is looked up twice may change between.
         binds.append((str(bind.source.resolve()), bind.target, bind.writable, bind.beneath))
-    scratch = scratch.resolve()
+    place = _directory(scratch)
     try:
         skeleton = base.ensure_skeleton(scratch, profile, idmap)
     except OSError as error:
         raise refusals.explain("scratch", error.errno or 0, refusals.describe(error)) from error
-    lowers = [*reversed(layers), skeleton]
     return {
-        "scratch": str(scratch),
-        "lowers": [str(path.resolve()) for path in lowers],
+        "scratch": place,
+        "lowers": [_directory(path) for path in (*reversed(layers), skeleton)],
         "kind": idmap.kind,
         "ids": idmap.count,
         "uids": idmap.uid_extents,
@@ -215,6 +209,15 @@ def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile)
         "policy": policy.compiled(platform.machine(), nested=profile.nested),
         "filter": notify.report_connections(platform.machine()) if profile.watch else b"",
     }
+
+
+def _directory(path: Path) -> str:
+    """``path`` for the server, whose working directory is another; raises ``InvalidInput``."""
+    if not os.path.isdir(path):
+        raise InvalidInput(
+            str(path), "is not a directory", "unpack the layer, or make the directory"
+        )
+    return os.path.abspath(path)
 
 
 def _await_ready(link: Link, timeout: float) -> tuple[int, list[int]]:

@@ -52,6 +52,7 @@ _MASKED_PROC = (
     "timer_stats",
 )
 _PLAIN = linux.MS_NOSUID | linux.MS_NODEV
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Refused(Exception):
@@ -66,18 +67,30 @@ class Refused(Exception):
         super().__init__(f"{step}: {self.detail}")
 
 
-def detach_from_host() -> None:
-    """Receive the host's unmounts but send nothing back: private copies would keep its disks
-    busy.
-    """
-    linux.mount("", "/", "", linux.MS_SLAVE | linux.MS_REC)
-
-
 def unshare_mounts() -> None:
     """A mount namespace of this process's own: the host never sees what is staged, and the kernel
     undoes it with the end of the process.
     """
     _step("mounts", linux.unshare, linux.CLONE_NEWNS)
+
+
+def detach_from_host() -> None:
+    """Receive the host's unmounts but send nothing back: private copies would keep its disks
+    busy.
+    """
+    _step("mounts", linux.mount, "", "/", "", linux.MS_SLAVE | linux.MS_REC)
+
+
+def _enter_staging(spec: dict[str, Any], box: str) -> None:
+    """Go to a staging directory that covers ``box``: what is made in it to mount on costs no disk
+    anything.
+    """
+    options = "mode=755,size=1m,nr_inodes=1k"
+    if spec["kind"] == "root":
+        options += f",uid={spec['uids'][0][1]},gid={spec['gids'][0][1]}"
+    linux.mount("tmpfs", box, "tmpfs", _PLAIN, options)
+    os.chdir(box)
+    os.mkdir("root", 0o755)
 
 
 def mount_memory(spec: dict[str, Any]) -> None:
@@ -96,20 +109,19 @@ def mount_memory(spec: dict[str, Any]) -> None:
         os.removexattr(f"{MEMORY}/upper", "user.overlay.tried")
 
 
-def mount_overlay(spec: dict[str, Any]) -> None:
-    """Mount the layers at ``root``, with ``upper`` and ``work`` beside it, or in memory."""
-    directory = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-    staging = os.open(".", directory)
-    place = f"{MEMORY}/" if spec["upper"] == "memory" else ""
-    names: list[int] = []
+def _mount_overlay(spec: dict[str, Any], upper: int, work: int) -> None:
+    """Mount the layers at ``root``, with the directories ``upper`` and ``work``."""
+    staging = os.open(".", _DIRECTORY)
+    lowers: list[int] = []
     try:
-        for path in (*spec["lowers"], f"{place}upper", f"{place}work", "root"):
-            names.append(os.open(path, directory))  # noqa: PERF401 - those opened must be closed
-        *lowers, upper, work, target = names
+        for path in spec["lowers"]:
+            lowers.append(os.open(path, _DIRECTORY))  # noqa: PERF401 - those opened must be closed
+        target = os.open("root", _DIRECTORY)
+        lowers.append(target)
         # Relative to /proc/self/fd a layer costs a few bytes, and ':' or ',' in its path cannot
         # matter.
         os.chdir("/proc/self/fd")
-        options = f"lowerdir={':'.join(map(str, lowers))},upperdir={upper},workdir={work}"
+        options = f"lowerdir={':'.join(map(str, lowers[:-1]))},upperdir={upper},workdir={work}"
         options += ",index=off,volatile"
         if spec["kind"] == "root":
             options += f",metacopy=off,redirect_dir={'on' if spec['redirect_dir'] else 'off'}"
@@ -119,7 +131,7 @@ def mount_overlay(spec: dict[str, Any]) -> None:
         linux.mount("overlay", str(target), "overlay", _PLAIN, options)
     finally:
         os.fchdir(staging)
-        for fd in (*names, staging):
+        for fd in (*lowers, staging):
             os.close(fd)
 
 
@@ -160,15 +172,32 @@ def _open_source(source: str, beneath: str) -> int:
         os.close(top)
 
 
-def stage(spec: dict[str, Any]) -> None:
-    """Everything that is mounted with the caller's rights; the working directory is the staging
-    one.
+def stage(spec: dict[str, Any], box: str) -> None:
+    """Everything that is mounted with the caller's rights, for the sandbox with the directory
+    ``box``; the working directory is the staging one afterwards.
     """
-    _step("mounts", detach_from_host)
-    if spec["upper"] == "memory":
-        _step("memory", mount_memory, spec)
-    _step("overlay", mount_overlay, spec)
+    # Before they are covered.
+    changes = _step("scratch", _open_changes, box)
+    try:
+        _step("mounts", _enter_staging, spec, box)
+        if spec["upper"] == "memory":
+            _step("memory", mount_memory, spec)
+            _close(changes)
+            changes = _step("memory", _open_changes, MEMORY)
+        _step("overlay", _mount_overlay, spec, *changes)
+    finally:
+        _close(changes)
     _step("binds", stage_binds, spec)
+
+
+def _open_changes(place: str) -> list[int]:
+    """Upper and work directory in ``place``."""
+    return [os.open(os.path.join(place, name), _DIRECTORY) for name in ("upper", "work")]
+
+
+def _close(fds: list[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def is_proc_covered() -> bool:
@@ -206,13 +235,16 @@ def enter(spec: dict[str, Any], proc: int | None = None) -> None:
         os.close(host)
     os.chdir("/")
     _step("hostname", socket.sethostname, spec["hostname"])
-    if spec["network"] == "none":
-        _step("loopback", linux.bring_up_loopback)
 
 
-def _step(name: str, function: Any, *arguments: Any) -> None:
+def bring_up_loopback() -> None:
+    """In a network namespace of its own."""
+    _step("loopback", linux.bring_up_loopback)
+
+
+def _step(name: str, function: Any, *arguments: Any) -> Any:
     try:
-        function(*arguments)
+        return function(*arguments)
     except OSError as error:
         raise Refused(name, error) from error
 

@@ -13,7 +13,7 @@ import fcntl
 import os
 
 _PREFIX = "box-"
-_LOCK = "lock"
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 #: A leftover: its path, and the descriptor of its lock.
 Stale = tuple[str, int]
@@ -28,22 +28,56 @@ class Home:
         self.users = 0
         self._lock = lock
 
+    def make(self, name: str) -> str:
+        """A new directory in it, for a user; raises ``OSError``."""
+        path = os.path.join(self.path, name)
+        os.mkdir(path, 0o700)
+        self.users += 1
+        return path
+
     def drop(self) -> None:
         """Remove the directory, if all that was in it could be removed, and unlock it."""
         try:
-            remove_empty(self.path)
+            os.rmdir(self.path)
         except OSError:
             pass  # removed by someone else; or the next server will try again
         os.close(self._lock)
 
 
-def create(scratch: str) -> Home:
+class Homes:
+    """The directories of one server."""
+
+    def __init__(self) -> None:
+        self._homes: dict[str, Home] = {}
+
+    def find(self, scratch: str) -> Home | None:
+        """That below ``scratch``, if there is one."""
+        return self._homes.get(scratch)
+
+    def create(self, scratch: str) -> Home:
+        """Make that below ``scratch``; raises ``OSError``."""
+        home = self._homes[scratch] = _create(scratch)
+        return home
+
+    def leave(self, home: Home) -> None:
+        """A user's directory is gone, or could not be made."""
+        home.users -= 1
+        self.tidy(home)
+
+    def tidy(self, home: Home) -> None:
+        """Remove it if it has no users."""
+        if not home.users:
+            del self._homes[home.scratch]
+            home.drop()
+
+
+def _create(scratch: str) -> Home:
     """Make and lock a directory below ``scratch``."""
     token = os.urandom(6).hex()
     fresh = os.path.join(scratch, f".new-{token}")
     final = os.path.join(scratch, _PREFIX + token)
     os.mkdir(fresh, 0o700)
-    lock = os.open(os.path.join(fresh, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(fresh, _DIRECTORY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.rename(fresh, final)
     return Home(scratch, final, lock)
@@ -57,7 +91,7 @@ def take_stale(scratch: str) -> list[Stale]:
             continue
         path = os.path.join(scratch, name)
         try:
-            lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC)
+            lock = os.open(path, _DIRECTORY)
         except OSError:
             continue  # removed a moment ago, or in the middle of it by its owner
         try:
@@ -73,17 +107,3 @@ def let_go(stale: list[Stale]) -> None:
     """Close the locks; a process that inherited them keeps them."""
     for _, lock in stale:
         os.close(lock)
-
-
-def parts(path: str) -> list[str]:
-    """What is in a leftover but the lock, which goes last: an interrupted removal can be taken
-    up.
-    """
-    return [os.path.join(path, name) for name in os.listdir(path) if name != _LOCK]
-
-
-def remove_empty(path: str) -> None:
-    """Remove the directory of a server in which nothing is left but the lock."""
-    if os.listdir(path) == [_LOCK]:
-        os.unlink(os.path.join(path, _LOCK))
-        os.rmdir(path)

@@ -30,8 +30,10 @@ import socket
 import sys
 
 from minisandbox import linux
-from minisandbox.sandbox import processes, scratch, starter, wire
+from minisandbox.sandbox import boot, cleanup, processes, rootfs, scratch, starter, wire
+from minisandbox.sandbox.box import Box
 from minisandbox.sandbox.limits.keeper import Keeper
+from minisandbox.sandbox.spares import Spares, Start, kind_of
 
 TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
 if TYPE_CHECKING:
@@ -43,45 +45,6 @@ if TYPE_CHECKING:
 _DESCRIPTORS = {"start": 2, "drop": 0, "end": 1, "close": 1, "copy": 1}
 
 
-class Box:
-    """One sandbox: its directory, and the processes that the server waits for."""
-
-    def __init__(self, spec: dict[str, Any], home: scratch.Home, name: str) -> None:
-        self.spec = spec
-        self.home = home
-        self.name = name
-        self.path = os.path.join(home.path, name)
-        self.starter = 0
-        self.init = 0
-        #: Whether a fork writes to its directory, which is not ended but waited for.
-        self.filling = False
-        #: Connected to PID 1.
-        self.link: socket.socket | None = None
-        #: How its PID 1 ended (negative: the signal); None while it has not.
-        self.code: int | None = None
-        #: Who wants to know that all its processes have ended.
-        self.waiting: list[socket.socket] = []
-        #: Who wants to know that its directory is gone; None while it shall stay.
-        self.closing: list[socket.socket] | None = None
-
-    @property
-    def unwanted(self) -> bool:
-        """Whether the client has asked for its end."""
-        return self.closing is not None or bool(self.waiting)
-
-    @property
-    def alive(self) -> bool:
-        """Whether a process of it may be left."""
-        return bool(self.starter or self.init or self.filling)
-
-    def kill(self) -> None:
-        """End its processes; SIGCHLD comes when they are gone."""
-        # Both are children that were not collected, so no other process has their numbers.
-        for pid in (self.starter, self.init):
-            if pid:
-                os.kill(pid, signal.SIGKILL)
-
-
 class Server:
     """What is running, and what is done for each request."""
 
@@ -90,12 +53,12 @@ class Server:
         self._requests = requests
         self._client = client
         self._boxes: dict[str, Box] = {}
-        self._homes: dict[str, scratch.Home] = {}
+        self._homes = scratch.Homes()
         #: What is to be done when a child ends, with its exit code.
         self._children: dict[int, Callable[[int], None]] = {}
-        #: Codes of children that ended before their numbers were known: each PID 1 is a grandchild
-        #: until its starter has ended.
-        self._strangers: dict[int, int] = {}
+        #: Starters that have not ended.
+        self._starts: list[Start] = []
+        self._spares = Spares(self._prepare)
         #: User namespaces by their maps.
         self._spaces: dict[tuple[object, object], int] = {}
         self._wakeup = processes.ChildWakeup()
@@ -108,20 +71,32 @@ class Server:
             poller.register(fd, select.POLLIN)
         leaving = False
         while not leaving or self._children or self._boxes:
-            ready = {fd for fd, _ in poller.poll(self._keeper.wait())}
+            ready = {fd for fd, _ in poller.poll(self._wait())}
             if self._wakeup.fileno() in ready:
                 self._wakeup.clear()
                 self._collect()
             self._keeper.look()
-            if leaving or not {self._requests.fileno(), self._client} & ready:
+            if leaving:
+                continue
+            if not ready and not self._starting:
+                self._spares.stand_by()
+            if not {self._requests.fileno(), self._client} & ready:
                 continue
             if self._client in ready or not self._handle():
                 leaving = True
+                self._spares.close()
                 poller.unregister(self._requests.fileno())
                 poller.unregister(self._client)
                 for name in list(self._boxes):
                     self._close(name, None)
         self._keeper.close()
+
+    def _wait(self) -> int | None:
+        """Milliseconds in which nothing has to be done that nobody asks for; None for ever."""
+        waits = [self._keeper.wait()]
+        if not self._starting:
+            waits.append(self._spares.wait())
+        return min((wait for wait in waits if wait is not None), default=None)
 
     def _collect(self) -> None:
         # One at a time: what is done for one child may signal the next, which must not be collected
@@ -131,10 +106,11 @@ class Server:
             finish = self._children.pop(pid, None)
             if finish is not None:
                 finish(code)
-            else:
-                self._strangers[pid] = code
-        if not any(box.starter for box in self._boxes.values()):
-            self._strangers.clear()
+                continue
+            # Each PID 1 is a grandchild until its starter has ended, and may end before.
+            for start in self._starts:
+                if start.init == pid:
+                    start.code = code
 
     def _handle(self) -> bool:
         """Do one request; whether there was one."""
@@ -169,53 +145,74 @@ class Server:
 
     def _start(self, name: str, spec_fd: int, control: socket.socket) -> None:
         spec = wire.unpack(wire.read_all(spec_fd))
-        os.close(spec_fd)
         try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            box = self._make(spec, name)
+            box.start = self._spares.take(spec)
+            box.start.box = box
+            box.link = box.start.link
+            box.start.order(box.path, spec_fd, control.fileno())
+            # While that works: PID 1 does not serve before the starter has ended, which is seen
+            # here.
+            self._keeper.admit(name, spec, box.path, box.start.reservation)
         except OSError as error:
-            starter.refuse(control, "processes", error)
-            return
-        with theirs:
-            try:
-                box = self._make(spec, name)
-                space = self._space(spec)
-                spec = self._keeper.admit(name, spec, box.path)
+            named = isinstance(error, linux.NamespacesRefused)
+            step = "namespaces" if named else "processes" if name in self._boxes else "scratch"
+            boot.refuse(control, rootfs.Refused(step, error))
+            self._close(name, None)
+        finally:
+            os.close(spec_fd)
 
-                def child() -> None:
-                    keep = (0, 1, 2, control.fileno(), theirs.fileno(), space)
-                    linux.close_all_but([fd for fd in keep if fd >= 0])
-                    starter.start(spec, space, box.path, control, theirs)
+    @property
+    def _starting(self) -> bool:
+        """Whether a sandbox is being started at the moment."""
+        return any(start.box is not None for start in self._starts)
 
-                box.starter = self._fork(child, lambda _: self._starter_ended(box))
-                box.link = ours
-            except OSError as error:
-                ours.close()
-                named = isinstance(error, linux.NamespacesRefused)
-                step = "namespaces" if named else "processes" if name in self._boxes else "scratch"
-                starter.refuse(control, step, error)
-                self._close(name, None)
+    def _prepare(self, spec: dict[str, Any]) -> Start:
+        """A starter for sandboxes of the kind of ``spec``, and all that is set aside for one."""
+        space = self._space(spec)
+        reservation = self._keeper.reserve(spec["limits"])
+        start: Start | None = None
+        try:
+            start = Start(reservation)
+            kind = {
+                **kind_of(spec),
+                "groups": reservation.group.directories,
+                "processors": reservation.processors,
+            }
+            orders, link = start.theirs
+
+            def child() -> None:
+                keep = (0, 1, 2, orders.fileno(), link.fileno(), space)
+                linux.close_all_but([fd for fd in keep if fd >= 0])
+                starter.Starter(kind, space, orders, link).start()
+
+            start.pid = self._fork(child, lambda _: self._starter_ended(start))
+        except OSError:
+            if start is not None:
+                start.close()
+            self._keeper.give_up(reservation)
+            raise
+        start.began()
+        self._starts.append(start)
+        return start
 
     def _make(self, spec: dict[str, Any], name: str) -> Box:
         """A sandbox without processes, with its directory."""
         place = spec["scratch"]
-        home = self._homes.get(place)
+        home = self._homes.find(place)
         if home is None:
-            home = self._homes[place] = scratch.create(place)
+            home = self._homes.create(place)
             stale = scratch.take_stale(place)
             if stale:
                 try:
                     space = self._space(spec)
-                    self._fork(lambda: starter.remove_stale(spec, space, stale), lambda _: None)
+                    self._fork(lambda: cleanup.remove_stale(spec, space, stale), lambda _: None)
                 finally:
                     scratch.let_go(stale)
-        box = Box(spec, home, name)
-        home.users += 1
         try:
-            os.mkdir(box.path, 0o700)
-        except OSError:
-            self._leave(home)
-            raise
-        self._boxes[name] = box
+            box = self._boxes[name] = Box(spec, home, name, home.make(name))
+        finally:
+            self._homes.tidy(home)
         return box
 
     def _space(self, spec: dict[str, Any]) -> int:
@@ -247,26 +244,30 @@ class Server:
                 os.close(write_end)
         return self._spaces[key]
 
-    def _starter_ended(self, box: Box) -> None:
+    def _starter_ended(self, start: Start) -> None:
         """Take over PID 1, if the starter came that far: this process is its parent from now on."""
-        box.starter = 0
-        assert box.link is not None
-        try:
-            word = box.link.recv(4, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            word = b""
-        pid = int.from_bytes(word, "little")
-        if pid in self._strangers:
-            box.code = self._strangers.pop(pid)
-        elif pid:
+        self._starts.remove(start)
+        pid = start.init if start.code is None else 0
+        box = start.box
+        if box is None:  # a spare that nobody needs any more, or that was killed
+            self._spares.forget(start)
+            start.close()
+            if pid:  # without orders it ends by itself
+                self._children[pid] = lambda _: self._keeper.give_up(start.reservation)
+            else:
+                self._keeper.give_up(start.reservation)
+            return
+        box.start = None
+        box.code = start.code
+        if pid:
             box.init = pid
-            self._children[box.init] = lambda code: self._init_ended(box, code)
+            self._children[pid] = lambda code: self._init_ended(box, code)
             if box.unwanted:
                 box.kill()
             else:
                 # It then makes sure that this end is open: so it stays while PID 1 lives.
-                _send(box.link, word)
-                self._keeper.began(box.name, box.init)
+                _send(start.link, pid.to_bytes(4, "little"))
+                self._keeper.began(box.name, pid)
         if not box.alive:
             self._ended(box)
 
@@ -309,26 +310,23 @@ class Server:
         box.waiting = []
         if box.closing is None:
             return
+        if cleanup.remove_untouched(box.path):
+            self._removed(box)
+            return
         try:
             # In a process of its own: a tree may be large, and its owners several ids.
             space = self._space(box.spec)
             self._fork(
-                lambda: starter.remove(box.spec, space, box.path), lambda _: self._removed(box)
+                lambda: cleanup.remove(box.spec, space, box.path), lambda _: self._removed(box)
             )
         except OSError:
             self._removed(box)  # what is left is removed by the next server
 
     def _removed(self, box: Box) -> None:
         del self._boxes[box.name]
-        self._leave(box.home)
+        self._homes.leave(box.home)
         for reply in box.closing or []:
             _answer(reply, "closed", str(box.code))
-
-    def _leave(self, home: scratch.Home) -> None:
-        home.users -= 1
-        if not home.users:
-            del self._homes[home.scratch]
-            home.drop()
 
     def _copy(self, source: Box, name: str, reply: socket.socket) -> None:
         """A sandbox without processes whose upper directory is a copy of that of ``source``."""
@@ -350,7 +348,7 @@ class Server:
             box = self._make(source.spec, name)
             paths = os.path.join(source.path, "upper"), os.path.join(box.path, "upper")
             space = self._space(source.spec)
-            self._fork(lambda: starter.copy(source.spec, space, *paths), done)
+            self._fork(lambda: cleanup.copy(source.spec, space, *paths), done)
             box.filling = True
         except OSError as error:
             _answer(reply, "failed", f"{error.strerror} ({error.filename})")
@@ -366,6 +364,8 @@ class Server:
         try:
             self._wakeup.close()
             self._requests.close()  # or the client could not see the end of this process
+            for start in self._starts:
+                start.orders.close()  # nor a starter, which would wait for ever
             child()
             code = 0
         except BaseException as error:  # noqa: BLE001 - the process ends here

@@ -1,135 +1,165 @@
-"""What a fork of the server does: start one sandbox, remove a tree, copy one.
+"""What a fork of the server does to start one sandbox.
 
-``start`` stages the mounts with the caller's rights, makes the namespaces and PID 1 in them, and
-ends: its mount namespace, and all that was staged in it, goes with it, while PID 1 keeps a copy and
-becomes the server's child. Invariant: when a start fails at whatever step, nothing is mounted
-anywhere, for the only places where something was are namespaces that are gone.
+Half of it asks for nothing but the kind of sandbox: to enter the control groups, for which the
+kernel may wait ten milliseconds, and to make the namespaces, with the process in them that will be
+PID 1. The server has that done in advance (``spares``). With its orders come the layers and
+whoever waits: it stages the mounts with the caller's rights, sends PID 1 on, and ends. Its mount
+namespace, and all that was staged in it, goes with it, while PID 1 keeps a copy and becomes the
+server's child.
+
+Invariant: when a start fails at whatever step, nothing is mounted anywhere, for the only places
+where something was are namespaces that are gone.
 """
 
 from __future__ import annotations
 
-import errno
-import gc
 import os
-import signal
+import select
 import socket
 
-from minisandbox import linux, removal
-from minisandbox.sandbox import copying, init, rootfs, scratch, wire
-from minisandbox.sandbox.limits import cgroups, rlimits
+from minisandbox import linux
+from minisandbox.sandbox import boot, rootfs, wire
+from minisandbox.sandbox.limits import cgroups
 
-TYPE_CHECKING = False  # the typing module costs every start some milliseconds
+TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_NAMESPACES = (
-    linux.CLONE_NEWNS
-    | linux.CLONE_NEWPID
-    | linux.CLONE_NEWIPC
-    | linux.CLONE_NEWUTS
-    | linux.CLONE_NEWCGROUP
-)
-
-#: A group that no command has as its saved one, for execve(2) sets that to the effective one.
-_NOBODYS_GROUP = 65_534
-
-#: What programs inside may do in their own user namespace: the set that container engines grant,
-#: without raw sockets. Without CAP_SYS_ADMIN no mount can be undone, and without CAP_SYS_PTRACE
-#: programs cannot look into PID 1 and the monitors, which hold more.
-_CAPABILITIES = frozenset(
-    {
-        0,  # CHOWN
-        1,  # DAC_OVERRIDE
-        3,  # FOWNER
-        4,  # FSETID
-        5,  # KILL
-        6,  # SETGID
-        7,  # SETUID
-        8,  # SETPCAP
-        10,  # NET_BIND_SERVICE
-        18,  # SYS_CHROOT
-        27,  # MKNOD
-        29,  # AUDIT_WRITE
-        31,  # SETFCAP
-    }
-)
+#: All but the mount namespace: PID 1 takes its own when the mounts are staged.
+_NAMESPACES = linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWCGROUP
 
 
-def start(
-    spec: dict[str, Any], space: int, box: str, control: socket.socket, link: socket.socket
-) -> None:
-    """Start PID 1 and tell the server its process id through ``link``; what fails is told through
-    ``control``. ``space`` is the user namespace that the sandbox's shall be below, if any.
+class Starter:
+    """One start, from the side of the process that makes it. ``kind`` is that of the sandbox as
+    ``spares`` describes it; ``space`` is the user namespace that the sandbox's shall be below, if
+    not -1; ``orders`` come from the server, and ``link`` is what PID 1 will say and hear there.
     """
-    try:
-        _start(spec, space, box, control, link)
-    except rootfs.Refused as error:
-        _refuse(control, error)
 
+    def __init__(
+        self, kind: dict[str, Any], space: int, orders: socket.socket, link: socket.socket
+    ) -> None:
+        self._kind = kind
+        self._space = space
+        self._orders = orders
+        self._link = link
+        self._to_init: socket.socket | None = None
+        self._prepared = 0
+        self._steps: tuple[Callable[[], None], ...] = (
+            self._enter_groups,
+            self._unshare_mounts,
+            self._enter_space,
+            self._make_init,
+        )
 
-def refuse(control: socket.socket, step: str, error: OSError) -> None:
-    """Tell the client that a start failed before it began."""
-    _refuse(control, rootfs.Refused(step, error))
+    def start(self) -> None:
+        """Prepare everything, wait for the orders, and follow them."""
+        try:
+            self._prepare()
+        except rootfs.Refused:
+            pass  # for now: maybe the host is short of something. It is tried again when it counts.
+        if not self._is_asked():
+            return
+        fields, fds = wire.receive(self._orders)
+        if not fields:
+            return  # nobody asks for a sandbox any more, or the server has ended
+        spec_fd, control = fds[0], wire.channel(fds[1])
+        try:
+            self._prepare()
+            self._stage(fields[1], spec_fd)
+            staging = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            fds = [spec_fd, control.fileno(), staging]
+            assert self._to_init is not None
+            wire.send(self._to_init, "start", fields[1], fds=fds)
+        except BrokenPipeError:
+            pass  # PID 1 was killed a moment ago: nobody answers the client
+        except rootfs.Refused as error:
+            boot.refuse(control, error)
+        # PID 1 becomes the server's child when this process ends, which is now.
 
+    def _is_asked(self) -> bool:
+        """Wait for orders; False where PID 1 was killed meanwhile, and the server must make another
+        starter.
+        """
+        if self._to_init is None:
+            return True
+        poller = select.poll()
+        poller.register(self._to_init, select.POLLRDHUP)
+        poller.register(self._orders, select.POLLIN)
+        return self._to_init.fileno() not in {fd for fd, _ in poller.poll()}
 
-def _refuse(control: socket.socket, error: rootfs.Refused) -> None:
-    try:
-        wire.send(control, "refused", error.step, str(error.number), error.detail)
-    except OSError:
-        pass  # the client has given up
+    def _prepare(self) -> None:
+        """Do the steps that have not been done."""
+        while self._prepared < len(self._steps):
+            self._steps[self._prepared]()
+            self._prepared += 1
 
-
-def _start(
-    spec: dict[str, Any], space: int, box: str, control: socket.socket, link: socket.socket
-) -> None:
-    root = spec["kind"] == "root"
-    try:
-        # First of all: PID 1 and what is staged are born in the groups, and from within the
+    def _enter_groups(self) -> None:
+        # First of all: what is born from now on is born in the groups, and from within the
         # namespaces they cannot be entered.
-        cgroups.enter(spec["groups"])
-    except OSError as error:
-        raise rootfs.Refused("groups", error) from error
-    try:
-        os.chdir(box)
-        for name in ("upper", "work", "root"):
-            os.mkdir(name, 0o755)
-        for name in (".", "upper", "work", "root") if root else ():
-            os.chown(name, spec["uids"][0][1], spec["gids"][0][1])
-    except OSError as error:
-        raise rootfs.Refused("scratch", error) from error
-    if root:
-        rootfs.unshare_mounts()
-        rootfs.stage(spec)
-    namespaces = _NAMESPACES | (linux.CLONE_NEWNET if spec["network"] == "none" else 0)
-    # Ends of a socket over which PID 1 gets its /proc, where it may not mount one and root may.
-    proc = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if _must_hand_proc(spec) else ()
+        try:
+            cgroups.enter(self._kind["groups"])
+        except OSError as error:
+            raise rootfs.Refused("groups", error) from error
 
-    def child() -> None:
-        for end in proc[:1]:
-            end.close()
-        _become_init(spec, box, control, link, proc[1] if proc else None)
+    def _unshare_mounts(self) -> None:
+        if self._kind["kind"] == "root":
+            rootfs.unshare_mounts()
+            rootfs.detach_from_host()
 
-    uids, gids = spec["uids"], spec["gids"]
-    if space >= 0:
-        # In two ranges, as in that namespace: one may not span several of its parent's.
-        uids = gids = ((0, 0, 1), (1, 1, spec["ids"] - 1))
-    try:
-        if space >= 0:
-            linux.enter_namespace(space, linux.CLONE_NEWUSER)
-            os.close(space)
-        pid = linux.clone_mapped(uids, gids, namespaces=namespaces, child=child)
-    except OSError as error:
-        raise rootfs.Refused("namespaces", error) from error
-    # It becomes the server's child when this process ends, which is now.
-    link.send(pid.to_bytes(4, "little"), socket.MSG_NOSIGNAL)
-    if proc:
-        proc[1].close()
-        _hand_proc(pid, proc[0])
+    def _enter_space(self) -> None:
+        if self._space >= 0:
+            try:
+                linux.enter_namespace(self._space, linux.CLONE_NEWUSER)
+            except OSError as error:
+                raise rootfs.Refused("namespaces", error) from error
+            os.close(self._space)
 
+    def _make_init(self) -> None:
+        kind = self._kind
+        uids, gids = kind["uids"], kind["gids"]
+        if self._space >= 0:
+            # In two ranges, as in that namespace: one may not span several of its parent's.
+            uids = gids = ((0, 0, 1), (1, 1, kind["ids"] - 1))
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise rootfs.Refused("processes", error) from error
 
-def _must_hand_proc(spec: dict[str, Any]) -> bool:
-    return spec["kind"] == "root" and rootfs.is_proc_covered()
+        def child() -> None:
+            ours.close()
+            self._orders.close()
+            boot.become_init(theirs, self._link, kind)
+
+        try:
+            pid = linux.clone_mapped(uids, gids, namespaces=self._namespaces(), child=child)
+        except OSError as error:
+            ours.close()
+            raise rootfs.Refused("namespaces", error) from error
+        finally:
+            theirs.close()
+        self._to_init = ours
+        self._link.send(pid.to_bytes(4, "little"), socket.MSG_NOSIGNAL)
+        if kind["kind"] == "root" and rootfs.is_proc_covered():
+            # PID 1 may not mount a /proc, and root may.
+            _hand_proc(pid, ours)
+
+    def _namespaces(self) -> int:
+        return _NAMESPACES | (linux.CLONE_NEWNET if self._kind["network"] == "none" else 0)
+
+    def _stage(self, box: str, spec_fd: int) -> None:
+        """Furnish the directory of the sandbox, and mount what needs the caller's rights."""
+        kind = self._kind
+        try:
+            for name in ("upper", "work"):
+                path = os.path.join(box, name)
+                os.mkdir(path, 0o755)
+                if kind["kind"] == "root":
+                    os.chown(path, kind["uids"][0][1], kind["gids"][0][1])
+        except OSError as error:
+            raise rootfs.Refused("scratch", error) from error
+        if kind["kind"] == "root":
+            rootfs.stage(wire.unpack(wire.read_all(spec_fd)), box)
 
 
 def _hand_proc(pid: int, channel: socket.socket) -> None:
@@ -158,158 +188,3 @@ def _wait_for(action: Callable[[], None]) -> None:
         finally:
             os._exit(0)
     os.waitpid(pid, 0)
-
-
-def _become_init(
-    spec: dict[str, Any],
-    box: str,
-    control: socket.socket,
-    link: socket.socket,
-    proc: socket.socket | None,
-) -> None:
-    """Be PID 1: build the root, wait until the server is the parent, serve commands; never
-    returns. Through ``proc`` comes a /proc, if it is handed out.
-    """
-    code = 1
-    try:
-        try:
-            if spec["kind"] != "root":
-                rootfs.stage(spec)
-            handed = wire.receive(proc)[1] if proc is not None else []
-            rootfs.enter(spec, handed[0] if handed else None)
-            listening = _listen(spec["listen"])
-        except rootfs.Refused as error:
-            _refuse(control, error)
-            return
-        word = link.recv(4)  # from the server, when it has taken this process over
-        linux.set_parent_death_signal(signal.SIGKILL)
-        if len(word) != 4 or not _is_open(link):
-            return  # the server has ended, maybe before it could be the parent whose death is told
-        linux.close_all_but((control.fileno(), *(sock.fileno() for sock in listening)))
-        null = os.open("/dev/null", os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        if null > 2:
-            os.close(null)
-        os.umask(0o022)
-        os.setsid()
-        linux.erase_command_line(b"minisandbox-init")
-        if spec["ids"] > _NOBODYS_GROUP:
-            # prlimit(2) asks for no capability where all ids are the caller's: root inside could
-            # leave this process and its monitors, which inherit it, without descriptors or time.
-            os.setresgid(-1, -1, _NOBODYS_GROUP)
-        rlimits.limit_init(spec["limits"])
-        if os.sched_getaffinity(0) != set(spec["processors"]):
-            os.sched_setaffinity(0, spec["processors"])
-        linux.limit_capabilities(_CAPABILITIES)
-        linux.forbid_new_privileges()
-        try:
-            linux.install_filter(spec["policy"])
-        except OSError as error:
-            _refuse(control, rootfs.Refused("syscalls", error))
-            return
-        _report_ready(spec, box, control, listening, int.from_bytes(word, "little"))
-        gc.freeze()  # monitors are forks: what is never collected stays shared
-        init.serve_inside(control, spec["ids"], spec["limits"])
-        code = 0
-    except BaseException as error:  # noqa: BLE001 - the process ends here
-        wire.send(control, "failed", linux.describe_exception(error))
-    finally:
-        os._exit(code)
-
-
-def _listen(ports: list[int]) -> list[socket.socket]:
-    """Listening sockets in this network namespace, for the client outside of it."""
-    listening: list[socket.socket] = []
-    for port in ports:
-        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listening.append(sock)
-        try:
-            sock.bind(("127.0.0.1", port))
-            sock.listen()
-        except OSError as error:
-            named = OSError(error.errno, error.strerror, f"port {port}")
-            raise rootfs.Refused("listen", named) from error
-    return listening
-
-
-def _report_ready(
-    spec: dict[str, Any], box: str, control: socket.socket, listening: list[socket.socket], pid: int
-) -> None:
-    """Hand out the sockets and the listener of the filter, and keep no copy: with one here,
-    programs would wait for a client that has stopped to answer.
-    """
-    fds = [sock.detach() for sock in listening]
-    refusal = 0
-    if spec["filter"]:
-        try:
-            fds.append(linux.install_reporting_filter(spec["filter"]))
-        except OSError as error:
-            refusal = error.errno or errno.ENOSYS
-    wire.send(control, "ready", box, str(pid), str(refusal), fds=fds)
-    for fd in fds:
-        os.close(fd)
-
-
-def _is_open(link: socket.socket) -> bool:
-    try:
-        return bool(link.recv(1, socket.MSG_DONTWAIT))
-    except BlockingIOError:
-        return True
-
-
-def remove(spec: dict[str, Any], space: int, path: str) -> None:
-    """Remove what a sandbox left, whoever of its ids it belongs to."""
-    if space >= 0:
-        _become_inside_root(space)
-    _remove(spec, path)
-
-
-def remove_stale(spec: dict[str, Any], space: int, stale: list[scratch.Stale]) -> None:
-    """Remove what other servers left; what cannot be removed is left for later."""
-    if space >= 0:
-        _become_inside_root(space)
-    for path, _ in stale:
-        try:
-            for part in scratch.parts(path):
-                _remove(spec, part)
-            scratch.remove_empty(path)
-        except OSError:
-            continue
-
-
-def copy(spec: dict[str, Any], space: int, source: str, target: str) -> None:
-    """Copy an upper directory, whoever of the sandbox's ids its files belong to. Ends this process
-    if that fails: cp has said why in the log, which the client quotes.
-    """
-    if space >= 0:
-        _become_inside_root(space)
-    if spec["kind"] == "single":
-        code = _act_mapped(spec, lambda: os._exit(copying.copy_tree(source, target)))
-    else:
-        code = copying.copy_tree(source, target)
-    if code != 0:
-        os._exit(1)
-
-
-def _remove(spec: dict[str, Any], path: str) -> None:
-    try:
-        removal.remove(path)
-    except PermissionError:
-        if spec["kind"] != "single":
-            raise
-        code = _act_mapped(spec, lambda: removal.remove(path))
-        if code != 0:
-            reason = f"the process that acts for the sandbox ended with {code}"
-            raise OSError(errno.EIO, reason, path) from None
-
-
-def _become_inside_root(space: int) -> None:
-    linux.enter_namespace(space, linux.CLONE_NEWUSER)
-    linux.become_inside_root(groups=True)
-
-
-def _act_mapped(spec: dict[str, Any], action: Callable[[], None]) -> int:
-    """Run ``action`` as root of the sandbox's map; returns the exit code of the fork that did."""
-    child = linux.fork_mapped(spec["uids"], spec["gids"], map_writers=None, child=action)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

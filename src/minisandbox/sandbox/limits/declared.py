@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from minisandbox.errors import InvalidInput
@@ -76,7 +76,7 @@ class Limits:
 
     def identity(self) -> dict[str, Any]:
         """What of it decides how code behaves: all of it."""
-        return asdict(self)
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def loosest(several: Iterable[Limits]) -> Limits:

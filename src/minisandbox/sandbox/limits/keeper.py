@@ -40,6 +40,14 @@ _PATIENCE = 20
 _BEYOND = {"disk": 4 << 30, "inodes": 100_000}
 
 
+class Reservation:
+    """What is set aside for one sandbox: its control groups and its processors."""
+
+    def __init__(self, group: cgroups.Group, processors: list[int]) -> None:
+        self.group = group
+        self.processors = processors
+
+
 class Account:
     """One sandbox: what it may use, and what was seen of it."""
 
@@ -48,17 +56,17 @@ class Account:
         name: str,
         spec: dict[str, Any],
         path: str,
-        group: cgroups.Group,
-        words: dict[str, str],
+        reservation: Reservation,
     ) -> None:
         self.name = name
         self.limits: dict[str, Any] = spec["limits"]
         self.kind: str = spec["kind"]
         self.in_memory = spec["upper"] == "memory"
-        self.processors: list[int] = spec["processors"]
+        self.reservation = reservation
+        self.processors = reservation.processors
         self.path = path
-        self.group = group
-        self.words = words
+        self.group = reservation.group
+        self.words = _words(spec, self.group.controllers)
         self.init = 0
         #: Whether it was ended for a limit.
         self.doomed = False
@@ -97,26 +105,31 @@ class Keeper:
         self._accounts: dict[str, Account] = {}
         self._groups: cgroups.Groups | None = None
         self._spread = processors.Spread(os.sched_getaffinity(0))
+        self._reserved = 0
         self._walking = False
         self._next_walk = 0.0
 
-    def admit(self, name: str, spec: dict[str, Any], path: str) -> dict[str, Any]:
-        """Prepare the limits of a sandbox with the directory ``path``; returns the spec with
-        ``groups`` to enter and ``processors`` to run on.
-        """
+    def reserve(self, limits: dict[str, Any]) -> Reservation:
+        """Set aside what a sandbox with ``limits`` needs."""
         if self._groups is None:
             self._groups = cgroups.Groups(cgroups.find(_text("cgroup"), _text("mountinfo")))
-        limits = spec["limits"]
-        group = self._groups.make(name, limits)
-        spec = {
-            **spec,
-            "groups": group.directories,
-            "processors": self._spread.take(limits["cpus"]),
-        }
-        account = Account(name, spec, path, group, _words(spec, group.controllers))
+        self._reserved += 1
+        group = self._groups.make(str(self._reserved), limits)
+        return Reservation(group, self._spread.take(limits["cpus"]))
+
+    def give_up(self, reservation: Reservation) -> None:
+        """No sandbox uses it any more, and no process is in its groups."""
+        self._spread.give_back(reservation.processors)
+        if self._groups is not None:
+            self._groups.remove(reservation.group)
+
+    def admit(self, name: str, spec: dict[str, Any], path: str, reservation: Reservation) -> None:
+        """A sandbox with the directory ``path`` begins to use ``reservation``; raises ``OSError``
+        where its file of limits cannot be written.
+        """
+        account = Account(name, spec, path, reservation)
         self._accounts[name] = account
-        ledger.begin(path, account.words, group.events)
-        return spec
+        ledger.begin(path, account.words, account.group.events)
 
     def began(self, name: str, init: int) -> None:
         """PID 1 of the sandbox is ``init``."""
@@ -134,9 +147,7 @@ class Keeper:
         if killed and not account.doomed and cgroups.kills(account.group.events):
             why = f"the kernel ended it at its memory limit of {_amount(account.limits['memory'])}"
             _note(account, "died", "memory", why)
-        self._spread.give_back(account.processors)
-        if self._groups is not None:
-            self._groups.remove(account.group)
+        self.give_up(account.reservation)
 
     def close(self) -> None:
         """The last sandbox is gone."""

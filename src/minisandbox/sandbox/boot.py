@@ -1,0 +1,184 @@
+"""The way of PID 1 from its birth in new namespaces to where it serves commands.
+
+It is born before its sandbox is asked for (see ``starter``), and waits for its orders in the mount
+namespace of its parent. There everything is staged that needs the caller's rights; with its own
+copy of that namespace, in which nothing of it can be undone, it goes on alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import signal
+import socket
+
+from minisandbox import linux
+from minisandbox.sandbox import init, rootfs, wire
+from minisandbox.sandbox.limits import rlimits
+
+TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
+if TYPE_CHECKING:
+    from typing import Any
+
+#: A group that no command has as its saved one, for execve(2) sets that to the effective one.
+_NOBODYS_GROUP = 65_534
+
+#: What programs inside may do in their own user namespace: the set that container engines grant,
+#: without raw sockets. Without CAP_SYS_ADMIN no mount can be undone, and without CAP_SYS_PTRACE
+#: programs cannot look into PID 1 and the monitors, which hold more.
+_CAPABILITIES = frozenset(
+    {
+        0,  # CHOWN
+        1,  # DAC_OVERRIDE
+        3,  # FOWNER
+        4,  # FSETID
+        5,  # KILL
+        6,  # SETGID
+        7,  # SETUID
+        8,  # SETPCAP
+        10,  # NET_BIND_SERVICE
+        18,  # SYS_CHROOT
+        27,  # MKNOD
+        29,  # AUDIT_WRITE
+        31,  # SETFCAP
+    }
+)
+
+
+def become_init(orders: socket.socket, link: socket.socket, kind: dict[str, Any]) -> None:
+    """Be PID 1: wait for ``orders``, build the root, wait until the server at ``link`` is the
+    parent, serve commands; returns only where there are no orders. ``kind`` is what is known of the
+    sandbox before.
+    """
+    refusal = _prepare(kind)
+    proc = None
+    fields, fds = wire.receive(orders)
+    if fields[:1] == ["proc"]:
+        (proc,) = fds
+        fields, fds = wire.receive(orders)
+    orders.close()
+    if fields[:1] != ["start"]:
+        return  # nobody asks for a sandbox any more
+    spec_fd, control_fd, staging = fds
+    control = wire.channel(control_fd)
+    code = 1
+    try:
+        if refusal is not None:
+            raise refusal
+        spec = wire.unpack(wire.read_all(spec_fd))
+        if kind["kind"] == "root":
+            # The working directory goes along into this process's own mount namespace, where a
+            # descriptor does not.
+            os.fchdir(staging)
+            rootfs.unshare_mounts()
+        else:
+            rootfs.stage(spec, fields[1])
+        if _boot(spec, proc, fields[1], control, link):
+            init.serve_inside(control, kind["ids"], spec["limits"])
+            code = 0
+    except rootfs.Refused as error:
+        refuse(control, error)
+    except BaseException as error:  # noqa: BLE001 - the process ends here
+        wire.send(control, "failed", linux.describe_exception(error))
+    finally:
+        os._exit(code)
+
+
+def _prepare(kind: dict[str, Any]) -> rootfs.Refused | None:
+    """Do all that needs no orders; returns what was refused, to be told when somebody asks."""
+    os.umask(0o022)
+    os.setsid()
+    linux.erase_command_line(b"minisandbox-init")
+    linux.limit_capabilities(_CAPABILITIES)  # of programs; this process keeps its own
+    if os.sched_getaffinity(0) != set(kind["processors"]):
+        os.sched_setaffinity(0, kind["processors"])
+    try:
+        if kind["kind"] != "root":
+            # Root stages the mounts for this process, all others have it do so.
+            rootfs.unshare_mounts()
+            rootfs.detach_from_host()
+        if kind["network"] == "none":
+            rootfs.bring_up_loopback()
+    except rootfs.Refused as error:
+        return error
+    return None
+
+
+def _boot(
+    spec: dict[str, Any], proc: int | None, box: str, control: socket.socket, link: socket.socket
+) -> bool:
+    """Come to where PID 1 serves; False where the server has ended meanwhile."""
+    rootfs.enter(spec, proc)
+    listening = _listen(spec["listen"])
+    word = link.recv(4)  # from the server, when it has taken this process over
+    linux.set_parent_death_signal(signal.SIGKILL)
+    if len(word) != 4 or not _is_open(link):
+        return False  # maybe before it could be the parent whose death is told
+    linux.close_all_but((control.fileno(), *(sock.fileno() for sock in listening)))
+    null = os.open("/dev/null", os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    if null > 2:
+        os.close(null)
+    if spec["ids"] > _NOBODYS_GROUP:
+        # prlimit(2) asks for no capability where all ids are the caller's: root inside could leave
+        # this process and its monitors, which inherit it, without descriptors or time.
+        os.setresgid(-1, -1, _NOBODYS_GROUP)
+    rlimits.limit_init(spec["limits"])
+    linux.forbid_new_privileges()
+    try:
+        linux.install_filter(spec["policy"])
+    except OSError as error:
+        raise rootfs.Refused("syscalls", error) from error
+    _report_ready(spec, box, control, listening, int.from_bytes(word, "little"))
+    gc.freeze()  # monitors are forks: what is never collected stays shared
+    return True
+
+
+def refuse(control: socket.socket, error: rootfs.Refused) -> None:
+    """Tell the client which step of a start failed."""
+    try:
+        wire.send(control, "refused", error.step, str(error.number), error.detail)
+    except OSError:
+        pass  # the client has given up
+
+
+def _listen(ports: list[int]) -> list[socket.socket]:
+    """Listening sockets in this network namespace, for the client outside of it."""
+    listening: list[socket.socket] = []
+    for port in ports:
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listening.append(sock)
+        try:
+            sock.bind(("127.0.0.1", port))
+            sock.listen()
+        except OSError as error:
+            named = OSError(error.errno, error.strerror, f"port {port}")
+            raise rootfs.Refused("listen", named) from error
+    return listening
+
+
+def _report_ready(
+    spec: dict[str, Any], box: str, control: socket.socket, listening: list[socket.socket], pid: int
+) -> None:
+    """Hand out the sockets and the listener of the filter, and keep no copy: with one here,
+    programs would wait for a client that has stopped to answer.
+    """
+    fds = [sock.detach() for sock in listening]
+    refusal = 0
+    if spec["filter"]:
+        try:
+            fds.append(linux.install_reporting_filter(spec["filter"]))
+        except OSError as error:
+            refusal = error.errno or errno.ENOSYS
+    wire.send(control, "ready", box, str(pid), str(refusal), fds=fds)
+    for fd in fds:
+        os.close(fd)
+
+
+def _is_open(link: socket.socket) -> bool:
+    try:
+        return bool(link.recv(1, socket.MSG_DONTWAIT))
+    except BlockingIOError:
+        return True

@@ -1,0 +1,176 @@
+"""Starters that the server holds ready: the half of a start that takes longest is done before
+anybody asks.
+
+One is kept of each kind that was asked for last, for a client asks for the same again and again. It
+stands in the mount namespace that the host had when it was made, so it is good only while
+no mount of the host's has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+
+from minisandbox.sandbox import wire
+
+TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from minisandbox.sandbox.box import Box
+    from minisandbox.sandbox.limits.keeper import Reservation
+
+#: What of a spec a starter must know before it gets its orders.
+_KIND = ("kind", "ids", "uids", "gids", "network")
+#: The limits for which something is reserved.
+_RESERVED = ("memory", "cpus", "processes")
+#: How many are kept: of the kinds that were asked for last, for a client may alternate.
+_MOST = 2
+#: Milliseconds without a request before one is prepared: the first command of the last sandbox
+#: should not have to share the processors with it.
+_PAUSE = 20
+
+
+def kind_of(spec: dict[str, Any]) -> dict[str, Any]:
+    """What of ``spec`` decides how its sandbox is prepared."""
+    return {name: spec[name] for name in _KIND}
+
+
+class Start:
+    """A starter, with or without a sandbox to start yet, and the PID 1 that it makes."""
+
+    def __init__(self, reservation: Reservation) -> None:
+        """Raises ``OSError`` where no more sockets can be had."""
+        self.reservation = reservation
+        self.pid = 0
+        #: What it starts, once that is known.
+        self.box: Box | None = None
+        #: How PID 1 ended, if it did before the starter.
+        self.code: int | None = None
+        self._init = 0
+        self.orders, orders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        #: The starter's ends: for its orders, and of the link to PID 1.
+        self.theirs = [orders]
+        try:
+            #: Connected to PID 1.
+            self.link, link = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError:
+            self.orders.close()
+            orders.close()
+            raise
+        self.theirs.append(link)
+
+    def began(self) -> None:
+        """The starter holds its own ends now."""
+        for end in self.theirs:
+            end.close()
+
+    def order(self, path: str, spec: int, control: int) -> None:
+        """Have it start a sandbox at ``path``; raises ``OSError`` where it was killed."""
+        with self.orders:
+            wire.send(self.orders, "start", path, fds=[spec, control])
+
+    @property
+    def init(self) -> int:
+        """The process id of PID 1; 0 while there is none. It is known before PID 1 can become this
+        process's child.
+        """
+        if not self._init:
+            try:
+                self._init = int.from_bytes(self.link.recv(4, socket.MSG_DONTWAIT), "little")
+            except BlockingIOError:
+                pass
+        return self._init
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be given orders."""
+        poller = select.poll()
+        poller.register(self.orders, select.POLLRDHUP)
+        return not poller.poll(0)
+
+    def dismiss(self) -> None:
+        """There will be no orders: it ends, and its PID 1 with it."""
+        self.orders.close()
+
+    def close(self) -> None:
+        """It has ended, or never began."""
+        for end in (self.orders, self.link, *self.theirs):
+            end.close()
+
+
+class Spares:
+    """The spare starters of one server. ``prepare`` makes one for a spec."""
+
+    def __init__(self, prepare: Callable[[dict[str, Any]], Start]) -> None:
+        self._prepare = prepare
+        #: By what they are for, those asked for last at the end.
+        self._ready: dict[object, Start] = {}
+        self._last: dict[str, Any] | None = None
+        self._mounts = MountTable()
+
+    def take(self, spec: dict[str, Any]) -> Start:
+        """A starter for ``spec``, a spare one where there is one."""
+        self._last = spec
+        spare = self._ready.pop(_key(spec), None)
+        if self._mounts.has_changed():
+            for other in self._ready.values():
+                other.dismiss()
+            self._ready.clear()
+        elif spare is not None and spare.alive:
+            return spare
+        if spare is not None:
+            spare.dismiss()
+        return self._prepare(spec)
+
+    def wait(self) -> int | None:
+        """Milliseconds without requests after which :meth:`stand_by` is to be called; None if there
+        is no need to.
+        """
+        return _PAUSE if self._last is not None else None
+
+    def stand_by(self) -> None:
+        """Prepare one of the kind that was asked for last."""
+        spec, self._last = self._last, None
+        if spec is None or _key(spec) in self._ready:
+            return
+        self._mounts.has_changed()  # what it was before does not matter
+        try:
+            spare = self._prepare(spec)
+        except OSError:
+            return  # the host is short of something: the next start says so, if it still is
+        while len(self._ready) >= _MOST:
+            self._ready.pop(next(iter(self._ready))).dismiss()
+        self._ready[_key(spec)] = spare
+
+    def forget(self, start: Start) -> None:
+        """A spare has ended."""
+        self._ready = {key: spare for key, spare in self._ready.items() if spare is not start}
+
+    def close(self) -> None:
+        """Let all of them end."""
+        self._last = None
+        for spare in self._ready.values():
+            spare.dismiss()
+        self._ready.clear()
+
+
+def _key(spec: dict[str, Any]) -> object:
+    """Equal for specs that a starter can be prepared for alike."""
+    limits = spec["limits"]
+    return tuple(spec[name] for name in _KIND), tuple(limits[name] for name in _RESERVED)
+
+
+class MountTable:
+    """Tells whether the mounts of this process's namespace have changed (proc(5))."""
+
+    def __init__(self) -> None:
+        self._fd = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self._poller = select.poll()
+        self._poller.register(self._fd, select.POLLPRI)
+
+    def has_changed(self) -> bool:
+        """Whether it has since the last call."""
+        return bool(self._poller.poll(0))

@@ -1,0 +1,203 @@
+"""The starter that a server holds ready: used where it fits, and nobody's trouble where it does
+not.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from minisandbox.idmap import IdMap
+from minisandbox.sandbox import Limits, Profile, Sandbox, connection
+from minisandbox.sandbox.processes import descendants
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+DEFAULT = Profile()
+
+
+def eventually(claim: Callable[[], bool], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if claim():
+            return True
+        time.sleep(0.01)
+    return claim()
+
+
+def status(pid: int) -> dict[str, str]:
+    """What /proc says of a process; nothing when it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
+    return dict(line.split(":\t", 1) for line in lines if ":\t" in line)
+
+
+def spares(server: int) -> list[int]:
+    """The process ids of every PID 1 whose starter waits, or works."""
+    found: list[int] = []
+    for pid in descendants(server):
+        said = status(pid)
+        if said and said["NSpid"].split()[-1] == "1" and int(said["PPid"]) != server:
+            found.append(pid)
+    return found
+
+
+def spare(server: int, *, other_than: int = 0) -> int:
+    """The one spare of a server, once there is one."""
+    assert eventually(lambda: len(set(spares(server)) - {other_than}) == 1)
+    (pid,) = set(spares(server)) - {other_than}
+    return pid
+
+
+def server_of(box: Sandbox) -> int:
+    return box._link.server.process.pid
+
+
+def test_the_next_sandbox_is_the_one_that_was_prepared(start, fresh_server: None) -> None:
+    one = start()
+    prepared = spare(server_of(one))
+    other = start()
+    assert other.pid == prepared
+    assert one.run("hostname").stdout == other.run("hostname").stdout
+    assert spare(server_of(one)) not in (one.pid, other.pid)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "look"),
+    [
+        (DEFAULT, replace(DEFAULT, network="host"), "readlink /proc/self/ns/net"),
+        (replace(DEFAULT, limits=Limits(cpus=1)), DEFAULT, "nproc"),
+        (DEFAULT, replace(DEFAULT, limits=Limits(processes=40)), "cat /proc/self/cgroup"),
+        (DEFAULT, replace(DEFAULT, limits=Limits(memory=64 << 20)), "cat /proc/self/cgroup"),
+    ],
+    ids=["network", "cpus", "processes", "memory"],
+)
+def test_one_of_another_kind_is_not_taken(
+    start, fresh_server: None, before: Profile, after: Profile, look: str
+) -> None:
+    one = start(profile=before)
+    prepared = spare(server_of(one))
+    other = start(profile=after)
+    assert other.pid != prepared
+    if after.network == "host":
+        assert other.run(look).stdout.decode().strip() == os.readlink("/proc/self/ns/net")
+    elif before.limits.cpus == 1:
+        assert one.run(look).stdout == b"1\n"
+        assert other.run(look).stdout == b"%d\n" % len(os.sched_getaffinity(0))
+    # Who alternates finds one of each kind.
+    assert eventually(lambda: len(spares(server_of(one))) == 2)
+    ready = spares(server_of(one))
+    assert {start(profile=before).pid, start(profile=after).pid} == set(ready)
+
+
+def test_what_differs_otherwise_does_not_matter(start, make_layer, fresh_server: None) -> None:
+    one = start()
+    prepared = spare(server_of(one))
+    profile = Profile(hostname="other", listen=(8000,), limits=Limits(disk=1 << 30, open_files=99))
+    other = start(make_layer({"etc/x": "of the layer"}), profile=profile)
+    assert other.pid == prepared
+    assert other.run("hostname; cat /etc/x; ulimit -n").stdout == b"other\nof the layer99\n"
+
+
+@pytest.mark.parametrize("what", ["starter", "init"])
+def test_one_that_somebody_kills_is_replaced(start, fresh_server: None, what: str) -> None:
+    one = start()
+    prepared = spare(server_of(one))
+    starter = int(status(prepared)["PPid"])
+    os.kill(starter if what == "starter" else prepared, signal.SIGKILL)
+    assert eventually(lambda: not status(prepared) or "Z" in status(prepared)["State"])
+    other = start()
+    assert other.run("echo fine").stdout == b"fine\n"
+    assert spare(server_of(one)) not in (prepared, other.pid)
+
+
+def test_nothing_is_left_where_the_server_is_killed(start, fresh_server: None) -> None:
+    box = start()
+    server = server_of(box)
+    prepared = spare(server)
+    starter = int(status(prepared)["PPid"])
+    os.kill(server, signal.SIGKILL)
+    assert eventually(lambda: not status(prepared) and not status(starter))
+
+
+def test_it_ends_with_the_client(scratch: Path, idmap: IdMap) -> None:
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom minisandbox.idmap import current, single\n"
+        "from minisandbox.sandbox import Sandbox\n"
+        "idmap = single() if sys.argv[2] == 'single' else current()\n"
+        "box = Sandbox.start([], scratch=Path(sys.argv[1]), idmap=idmap)\n"
+        "print(box._link.server.process.pid, flush=True)\nsys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(scratch), idmap.kind],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    ) as client:
+        assert client.stdout is not None
+        server = int(client.stdout.readline())
+        prepared = spare(server)
+        client.kill()
+    assert eventually(lambda: not status(prepared) and not status(server))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
+def test_mounts_of_the_host_that_came_after_it_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "layer").mkdir()
+    program = f"""
+import subprocess, time
+from pathlib import Path
+from minisandbox.sandbox import Sandbox
+place = Path({str(tmp_path)!r})
+def look():
+    with Sandbox.start([place / "layer"], scratch=place / "scratch") as box:
+        time.sleep(0.5)
+        return box.run("cat /x").stdout
+assert look() == b""
+subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", place / "layer"], check=True)
+(place / "layer" / "x").write_text("mounted")
+assert look() == b"mounted", look()
+assert look() == b"mounted"
+subprocess.run(["umount", place / "layer"], check=True)
+assert look() == b""
+"""
+    subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", program],
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+
+
+def test_what_fails_while_it_is_prepared_is_tried_again(
+    start, fresh_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The host may have been short of something then."""
+    mark = tmp_path / "mark"
+    program = f"""
+import os
+from minisandbox import linux
+real = linux.clone_mapped
+def clone_mapped(*args, **kwargs):
+    if os.path.exists({str(mark)!r}):
+        raise linux.NamespacesRefused(11, "Resource temporarily unavailable")
+    return real(*args, **kwargs)
+linux.clone_mapped = clone_mapped
+"""
+    whole = connection._BOOTSTRAP.replace("from minisandbox", program + "from minisandbox")
+    monkeypatch.setattr(connection, "_BOOTSTRAP", whole)
+    mark.parent.chmod(0o755)
+    start()
+    mark.touch()
+    time.sleep(0.2)
+    mark.unlink()
+    assert start().run("echo fine").stdout == b"fine\n"
