@@ -12,6 +12,8 @@ from __future__ import annotations
 import fcntl
 import os
 
+from minisandbox import linux
+
 _PREFIX = "box-"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -79,6 +81,9 @@ def _create(scratch: str) -> Home:
     os.mkdir(fresh, 0o700)
     lock = os.open(fresh, _DIRECTORY)
     fcntl.flock(lock, fcntl.LOCK_EX)
+    # The kernel looks past every inode that was deleted near a new one in the last five seconds,
+    # and sandboxes come and go: a sixth of all work of 256 starts.
+    linux.spread_subdirectories(lock)
     os.rename(fresh, final)
     return Home(scratch, final, lock)
 
