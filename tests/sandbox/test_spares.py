@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -201,3 +202,60 @@ linux.clone_mapped = clone_mapped
     time.sleep(0.2)
     mark.unlink()
     assert start().run("echo fine").stdout == b"fine\n"
+
+
+#: What /proc says of what a process may do.
+BOUNDS = ("CapPrm", "CapEff", "CapBnd", "NoNewPrivs", "Seccomp", "Seccomp_filters", "Uid", "Gid")
+
+
+def bounds(pid: int) -> dict[str, object]:
+    """What holds a process: its root and namespaces, rights, and what it has open."""
+    folder = Path(f"/proc/{pid}")
+    said = status(pid)
+    return {
+        **{name: said[name] for name in BOUNDS},
+        "root": os.stat(folder / "root")[:2],
+        "cwd": os.stat(folder / "cwd")[:2],
+        "namespaces": sorted(os.readlink(link) for link in (folder / "ns").iterdir()),
+        "session": (folder / "sessionid").read_text(),
+        "limits": (folder / "limits").read_text(),
+        "affinity": said["Cpus_allowed"],
+        "command": (folder / "cmdline").read_bytes(),
+        "mounts": (folder / "mountinfo").read_bytes(),
+    }
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
+@pytest.mark.parametrize("watch", [False, True])
+def test_the_first_monitor_is_held_like_all_later_ones(
+    start, fresh_server: None, watch: bool
+) -> None:
+    """It was forked before PID 1 had given up anything."""
+    box = start(profile=Profile(watch=watch))
+    assert box.run("true").ok
+    (first,) = descendants(box.pid)
+    held = bounds(first)
+    opened = sorted(
+        os.readlink(fd).partition(":[")[0] for fd in Path(f"/proc/{first}/fd").iterdir()
+    )
+    os.kill(first, signal.SIGKILL)
+    assert box.run("true").ok
+    (later,) = descendants(box.pid)
+    assert later != first
+    assert held == bounds(later)
+    assert opened == sorted(
+        os.readlink(fd).partition(":[")[0] for fd in Path(f"/proc/{later}/fd").iterdir()
+    )
+    assert held["Seccomp"] == "2"
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_first_requests_at_once(start, fresh_server: None, count: int) -> None:
+    """All but one need a monitor that is forked while the first may still join."""
+    for _ in range(5):
+        box = start()
+        with ThreadPoolExecutor(count) as threads:
+            said = threads.map(box.run, [f"echo {number}; id -u" for number in range(count)])
+            texts = [b"%d\n0\n" % number for number in range(count)]
+            assert [result.stdout for result in said] == texts
+        box.close()

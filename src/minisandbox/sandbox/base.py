@@ -83,6 +83,7 @@ def _listed(database: bytes, package: bytes, version: bytes) -> list[bytes]:
     return found
 
 
+@functools.cache
 def host_binds() -> list[tuple[str, str, bool]]:
     """The host directories every sandbox on this base sees, read-only: source, target, writable."""
     real = [

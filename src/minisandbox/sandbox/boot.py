@@ -14,36 +14,11 @@ import signal
 import socket
 
 from minisandbox import linux
-from minisandbox.sandbox import init, rootfs, wire
-from minisandbox.sandbox.limits import rlimits
+from minisandbox.sandbox import early, hardening, init, rootfs, wire
 
 TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
 if TYPE_CHECKING:
     from typing import Any
-
-#: A group that no command has as its saved one, for execve(2) sets that to the effective one.
-_NOBODYS_GROUP = 65_534
-
-#: What programs inside may do in their own user namespace: the set that container engines grant,
-#: without raw sockets. Without CAP_SYS_ADMIN no mount can be undone, and without CAP_SYS_PTRACE
-#: programs cannot look into PID 1 and the monitors, which hold more.
-_CAPABILITIES = frozenset(
-    {
-        0,  # CHOWN
-        1,  # DAC_OVERRIDE
-        3,  # FOWNER
-        4,  # FSETID
-        5,  # KILL
-        6,  # SETGID
-        7,  # SETUID
-        8,  # SETPCAP
-        10,  # NET_BIND_SERVICE
-        18,  # SYS_CHROOT
-        27,  # MKNOD
-        29,  # AUDIT_WRITE
-        31,  # SETFCAP
-    }
-)
 
 
 def become_init(orders: socket.socket, link: socket.socket, kind: dict[str, Any]) -> None:
@@ -52,6 +27,7 @@ def become_init(orders: socket.socket, link: socket.socket, kind: dict[str, Any]
     sandbox before.
     """
     refusal = _prepare(kind)
+    monitor = _early_monitor(kind["ids"])
     proc = None
     fields, fds = wire.receive(orders)
     if fields[:1] == ["proc"]:
@@ -67,6 +43,10 @@ def become_init(orders: socket.socket, link: socket.socket, kind: dict[str, Any]
         if refusal is not None:
             raise refusal
         spec = wire.unpack(wire.read_all(spec_fd))
+        if monitor is not None and spec["filter"]:
+            # It would be without the filter that reports, whose listener only PID 1 can hand out.
+            monitor.dismiss()
+            monitor = None
         if kind["kind"] == "root":
             # The working directory goes along into this process's own mount namespace, where a
             # descriptor does not.
@@ -74,9 +54,21 @@ def become_init(orders: socket.socket, link: socket.socket, kind: dict[str, Any]
             rootfs.unshare_mounts()
         else:
             rootfs.stage(spec, fields[1])
-        if _boot(spec, proc, fields[1], control, link):
-            init.serve_inside(control, kind["ids"], spec["limits"])
-            code = 0
+        rootfs.enter(spec, proc)
+        if monitor is not None:
+            monitor.join(spec_fd)  # and be hardened, while this process is
+        listening = _listen(spec["listen"])
+        word = link.recv(4)  # from the server, when it has taken this process over
+        linux.set_parent_death_signal(signal.SIGKILL)
+        if len(word) != 4 or not _is_open(link):
+            return  # the server has ended, maybe before it could be the parent whose death is told
+        kept = [control, *listening] + ([] if monitor is None else [monitor.link])
+        hardening.harden(spec, [sock.fileno() for sock in kept])
+        _report_ready(spec, fields[1], control, listening, int.from_bytes(word, "little"))
+        gc.freeze()  # monitors are forks: what is never collected stays shared
+        first = None if monitor is None else (monitor.pid, monitor.link)
+        init.serve_inside(control, kind["ids"], spec["limits"], first)
+        code = 0
     except rootfs.Refused as error:
         refuse(control, error)
     except BaseException as error:  # noqa: BLE001 - the process ends here
@@ -85,12 +77,19 @@ def become_init(orders: socket.socket, link: socket.socket, kind: dict[str, Any]
         os._exit(code)
 
 
+def _early_monitor(ids: int) -> early.EarlyMonitor | None:
+    try:
+        return early.EarlyMonitor(ids)
+    except OSError:
+        return None  # no process to be had now: the first command asks for one again
+
+
 def _prepare(kind: dict[str, Any]) -> rootfs.Refused | None:
     """Do all that needs no orders; returns what was refused, to be told when somebody asks."""
     os.umask(0o022)
     os.setsid()
     linux.erase_command_line(b"minisandbox-init")
-    linux.limit_capabilities(_CAPABILITIES)  # of programs; this process keeps its own
+    hardening.limit_capabilities()
     if os.sched_getaffinity(0) != set(kind["processors"]):
         os.sched_setaffinity(0, kind["processors"])
     try:
@@ -103,37 +102,6 @@ def _prepare(kind: dict[str, Any]) -> rootfs.Refused | None:
     except rootfs.Refused as error:
         return error
     return None
-
-
-def _boot(
-    spec: dict[str, Any], proc: int | None, box: str, control: socket.socket, link: socket.socket
-) -> bool:
-    """Come to where PID 1 serves; False where the server has ended meanwhile."""
-    rootfs.enter(spec, proc)
-    listening = _listen(spec["listen"])
-    word = link.recv(4)  # from the server, when it has taken this process over
-    linux.set_parent_death_signal(signal.SIGKILL)
-    if len(word) != 4 or not _is_open(link):
-        return False  # maybe before it could be the parent whose death is told
-    linux.close_all_but((control.fileno(), *(sock.fileno() for sock in listening)))
-    null = os.open("/dev/null", os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    if null > 2:
-        os.close(null)
-    if spec["ids"] > _NOBODYS_GROUP:
-        # prlimit(2) asks for no capability where all ids are the caller's: root inside could leave
-        # this process and its monitors, which inherit it, without descriptors or time.
-        os.setresgid(-1, -1, _NOBODYS_GROUP)
-    rlimits.limit_init(spec["limits"])
-    linux.forbid_new_privileges()
-    try:
-        linux.install_filter(spec["policy"])
-    except OSError as error:
-        raise rootfs.Refused("syscalls", error) from error
-    _report_ready(spec, box, control, listening, int.from_bytes(word, "little"))
-    gc.freeze()  # monitors are forks: what is never collected stays shared
-    return True
 
 
 def refuse(control: socket.socket, error: rootfs.Refused) -> None:

@@ -54,7 +54,9 @@ class _Monitor:
 class Init:
     """The state of PID 1."""
 
-    def __init__(self, control: socket.socket, ids: int, limits: dict[str, Any]) -> None:
+    def __init__(
+        self, control: socket.socket, ids: int, limits: dict[str, Any], first: _Monitor | None
+    ) -> None:
         self._control = control
         self._ids = ids
         self._limits = limits
@@ -62,7 +64,9 @@ class Init:
         self._poller = select.poll()
         #: Those that serve a request, by the descriptors of their links.
         self._busy: dict[int, _Monitor] = {}
-        self._spare: _Monitor | None = None
+        self._spare = first
+        #: The first monitor, as long as it may hold what no other does (see ``early``).
+        self._joining = first
         #: The pids of those that are about to end.
         self._leaving: set[int] = set()
         #: The monitor that has all others stopped at the moment.
@@ -72,7 +76,8 @@ class Init:
         """Serve until ``control`` closes."""
         self._poller.register(self._control, select.POLLIN)
         self._poller.register(self._wakeup.fileno(), select.POLLIN)
-        self._spare = self._fork_spare(warm=True)
+        if self._spare is None:
+            self._spare = self._fork_spare(warm=True)
         while True:
             cold = self._spare is not None and not self._spare.warm
             ready = {fd for fd, _ in self._poller.poll(None if cold else _PAUSE)}
@@ -96,6 +101,8 @@ class Init:
     def _hear(self, ready: set[int]) -> None:
         """Take back monitors that are free, and forget those that have ended."""
         for fd in ready & self._busy.keys():
+            if self._busy[fd] is self._joining and self._await_joined():
+                continue
             monitor = self._busy.pop(fd)
             self._poller.unregister(fd)
             if wire.receive(monitor.link)[0] and self._spare is None:
@@ -163,6 +170,11 @@ class Init:
         ours = {1, self._spare.pid} if self._spare is not None else {1}
         return {int(name) for name in os.listdir("/proc") if name.isdigit()} - ours
 
+    def _await_joined(self) -> bool:
+        """Wait until the first monitor is as all others will be; False where it has ended."""
+        monitor, self._joining = self._joining, None
+        return monitor is None or bool(wire.receive(monitor.link)[0])
+
     def _give(self, token: str, fds: list[int]) -> int:
         """Have the request in ``fds`` served by the spare monitor, or by a new one; its pid, or 0
         where there can be none.
@@ -200,6 +212,7 @@ class Init:
 
     def _fork_monitor(self, fds: list[int], *, warm: bool) -> _Monitor:
         """A new monitor, with a first request if ``fds`` holds one."""
+        self._await_joined()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
@@ -216,10 +229,9 @@ class Init:
                         os.close(end.fileno())
                     theirs.recv(1, socket.MSG_PEEK)
                 signal.signal(STOP, signal.SIG_DFL)
-                rlimits.limit_monitor(self._limits)
                 linux.close_all_but((0, 1, 2, theirs.fileno(), *fds))
                 # A monitor does not outlive PID 1: the kernel kills the whole namespace with it.
-                _be_monitor(theirs, fds, self._ids)
+                _be_monitor(theirs, fds, self._ids, self._limits)
             finally:
                 os._exit(1)
 
@@ -232,8 +244,9 @@ def _holds_rows(table: str) -> bool:
         return False  # a kernel without System V IPC
 
 
-def _be_monitor(link: socket.socket, fds: list[int], ids: int) -> None:
+def _be_monitor(link: socket.socket, fds: list[int], ids: int, limits: dict[str, Any]) -> None:
     """Serve requests, the first of which may be in ``fds``, as long as nothing is left of them."""
+    rlimits.limit_monitor(limits)
     prepared = command.Prepared()
     for left in reversed(range(_MOST_REQUESTS)):
         fds = fds or wire.receive(link)[1]
@@ -266,10 +279,22 @@ def _end_all(_number: int, _frame: object) -> None:
         pass
 
 
-def serve_inside(control: socket.socket, ids: int, limits: dict[str, Any]) -> None:
+def be_first_monitor(link: socket.socket, ids: int, limits: dict[str, Any]) -> None:
+    """Serve requests, as a process that was forked before :func:`serve_inside` was called."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _be_monitor(link, [], ids, limits)
+
+
+def serve_inside(
+    control: socket.socket,
+    ids: int,
+    limits: dict[str, Any],
+    first: tuple[int, socket.socket] | None,
+) -> None:
     """Serve until ``control`` closes. ``ids`` is how many ids exist inside, ``limits`` what the
-    commands are held to.
+    commands are held to, ``first`` the pid of a monitor that there is already, and the link to it.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(STOP, _end_all)
-    Init(control, ids, limits).serve()
+    spare = None if first is None else _Monitor(*first, warm=True)
+    Init(control, ids, limits, spare).serve()

@@ -1,14 +1,15 @@
 """The directory that a server owns below a scratch directory, and what becomes of it when nobody
 was left to remove it.
 
-A directory named ``box-*`` was locked (flock) by its server before it got that name, and the kernel
-drops the lock when the server ends, however it ends. So a ``box-*`` that can be locked is a
-leftover, and the next server that uses this scratch directory removes it: no pid files, no ages, no
-clean-up by hand. It holds one directory for each sandbox.
+A directory named ``box-*`` is locked (flock) by its server at once, and the kernel drops the lock
+when the server ends, however it ends. So a ``box-*`` that can be locked is a leftover, and the next
+server that uses this scratch directory removes it: no pid files, no ages, no clean-up by hand. It
+holds one directory for each sandbox.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 
@@ -75,17 +76,31 @@ class Homes:
 
 def _create(scratch: str) -> Home:
     """Make and lock a directory below ``scratch``."""
-    token = os.urandom(6).hex()
-    fresh = os.path.join(scratch, f".new-{token}")
-    final = os.path.join(scratch, _PREFIX + token)
-    os.mkdir(fresh, 0o700)
-    lock = os.open(fresh, _DIRECTORY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    # Another server may take a new one for a leftover before it is locked.
+    return _claim(scratch) or _claim(scratch) or _claim(scratch) or _fail(scratch)
+
+
+def _claim(scratch: str) -> Home | None:
+    path = os.path.join(scratch, _PREFIX + os.urandom(6).hex())
+    os.mkdir(path, 0o700)
+    try:
+        lock = os.open(path, _DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.stat(path)
+    except (BlockingIOError, FileNotFoundError):
+        os.close(lock)
+        return None
     # The kernel looks past every inode that was deleted near a new one in the last five seconds,
     # and sandboxes come and go: a sixth of all work of 256 starts.
     linux.spread_subdirectories(lock)
-    os.rename(fresh, final)
-    return Home(scratch, final, lock)
+    return Home(scratch, path, lock)
+
+
+def _fail(scratch: str) -> Home:
+    raise OSError(errno.EBUSY, "other servers remove what is made here", scratch)
 
 
 def take_stale(scratch: str) -> list[Stale]:
