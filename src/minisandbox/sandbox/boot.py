@@ -1,8 +1,8 @@
 """The way of PID 1 from its birth in new namespaces to where it serves commands.
 
 It is born before its sandbox is asked for (see ``starter``), and waits for its orders in the mount
-namespace of its parent. There everything is staged that needs the caller's rights; with its own
-copy of that namespace, in which nothing of it can be undone, it goes on alone.
+namespace of the host. Root's starter then hands it one in which everything is staged; with the
+rights of anybody else it stages everything itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def become_init(orders: socket.socket, link: socket.socket, kind: dict[str, Any]
     orders.close()
     if fields[:1] != ["start"]:
         return  # nobody asks for a sandbox any more
-    spec_fd, control_fd, staging = fds
+    spec_fd, control_fd, *handed = fds
     control = wire.channel(control_fd)
     code = 1
     try:
@@ -47,12 +47,11 @@ def become_init(orders: socket.socket, link: socket.socket, kind: dict[str, Any]
             # It would be without the filter that reports, whose listener only PID 1 can hand out.
             monitor.dismiss()
             monitor = None
-        if kind["kind"] == "root":
-            # The working directory goes along into this process's own mount namespace, where a
-            # descriptor does not.
-            os.fchdir(staging)
-            rootfs.unshare_mounts()
+        if handed:
+            rootfs.join(*handed)
         else:
+            rootfs.unshare_mounts()
+            rootfs.detach_from_host()
             rootfs.stage(spec, fields[1])
         rootfs.enter(spec, proc)
         if monitor is not None:
@@ -93,10 +92,6 @@ def _prepare(kind: dict[str, Any]) -> rootfs.Refused | None:
     if os.sched_getaffinity(0) != set(kind["processors"]):
         os.sched_setaffinity(0, kind["processors"])
     try:
-        if kind["kind"] != "root":
-            # Root stages the mounts for this process, all others have it do so.
-            rootfs.unshare_mounts()
-            rootfs.detach_from_host()
         if kind["network"] == "none":
             rootfs.bring_up_loopback()
     except rootfs.Refused as error:

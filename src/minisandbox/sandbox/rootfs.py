@@ -81,6 +81,15 @@ def detach_from_host() -> None:
     _step("mounts", linux.mount, "", "/", "", linux.MS_SLAVE | linux.MS_REC)
 
 
+def join(mounts: int, staging: int) -> None:
+    """Go to the directory ``staging`` of the mount namespace ``mounts``."""
+    _step("mounts", linux.enter_namespace, mounts, linux.CLONE_NEWNS)
+    # By descriptor: by its path, the mapped root may not be allowed to go there.
+    _step("mounts", os.fchdir, staging)
+    for fd in (mounts, staging):
+        os.close(fd)
+
+
 def _enter_staging(spec: dict[str, Any], box: str) -> None:
     """Go to a staging directory that covers ``box``: what is made in it to mount on costs no disk
     anything.

@@ -1,14 +1,11 @@
 """Starters that the server holds ready: the half of a start that takes longest is done before
 anybody asks.
 
-One is kept of each kind that was asked for last, for a client asks for the same again and again. It
-stands in the mount namespace that the host had when it was made, so it is good only while
-no mount of the host's has changed.
+One is kept of each kind that was asked for last, for a client asks for the same again and again.
 """
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 
@@ -109,17 +106,12 @@ class Spares:
         #: By what they are for, those asked for last at the end.
         self._ready: dict[object, Start] = {}
         self._last: dict[str, Any] | None = None
-        self._mounts = MountTable()
 
     def take(self, spec: dict[str, Any]) -> Start:
         """A starter for ``spec``, a spare one where there is one."""
         self._last = spec
         spare = self._ready.pop(_key(spec), None)
-        if self._mounts.has_changed():
-            for other in self._ready.values():
-                other.dismiss()
-            self._ready.clear()
-        elif spare is not None and spare.alive:
+        if spare is not None and spare.alive:
             return spare
         if spare is not None:
             spare.dismiss()
@@ -136,7 +128,6 @@ class Spares:
         spec, self._last = self._last, None
         if spec is None or _key(spec) in self._ready:
             return
-        self._mounts.has_changed()  # what it was before does not matter
         try:
             spare = self._prepare(spec)
         except OSError:
@@ -161,16 +152,3 @@ def _key(spec: dict[str, Any]) -> object:
     """Equal for specs that a starter can be prepared for alike."""
     limits = spec["limits"]
     return tuple(spec[name] for name in _KIND), tuple(limits[name] for name in _RESERVED)
-
-
-class MountTable:
-    """Tells whether the mounts of this process's namespace have changed (proc(5))."""
-
-    def __init__(self) -> None:
-        self._fd = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
-        self._poller = select.poll()
-        self._poller.register(self._fd, select.POLLPRI)
-
-    def has_changed(self) -> bool:
-        """Whether it has since the last call."""
-        return bool(self._poller.poll(0))

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-#: All but the mount namespace: PID 1 takes its own when the mounts are staged.
+#: All but the mount namespace, which PID 1 gets when the mounts are staged: one made before would
+#: know nothing of what the host has mounted since.
 _NAMESPACES = linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWCGROUP
 
 
@@ -44,10 +45,10 @@ class Starter:
         self._orders = orders
         self._link = link
         self._to_init: socket.socket | None = None
+        self._inside = -1
         self._prepared = 0
         self._steps: tuple[Callable[[], None], ...] = (
             self._enter_groups,
-            self._unshare_mounts,
             self._enter_space,
             self._make_init,
         )
@@ -66,10 +67,10 @@ class Starter:
         spec_fd, control = fds[0], wire.channel(fds[1])
         try:
             self._prepare()
-            self._stage(fields[1], spec_fd)
-            staging = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            fds = [spec_fd, control.fileno(), staging]
             assert self._to_init is not None
+            self._make_directories(fields[1])
+            handed = self._stage(spec_fd, fields[1]) if self._kind["kind"] == "root" else []
+            fds = [spec_fd, control.fileno(), *handed]
             wire.send(self._to_init, "start", fields[1], fds=fds)
         except BrokenPipeError:
             pass  # PID 1 was killed a moment ago: nobody answers the client
@@ -101,11 +102,6 @@ class Starter:
             cgroups.enter(self._kind["groups"])
         except OSError as error:
             raise rootfs.Refused("groups", error) from error
-
-    def _unshare_mounts(self) -> None:
-        if self._kind["kind"] == "root":
-            rootfs.unshare_mounts()
-            rootfs.detach_from_host()
 
     def _enter_space(self) -> None:
         if self._space >= 0:
@@ -139,6 +135,7 @@ class Starter:
         finally:
             theirs.close()
         self._to_init = ours
+        self._inside = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         self._link.send(pid.to_bytes(4, "little"), socket.MSG_NOSIGNAL)
         if kind["kind"] == "root" and rootfs.is_proc_covered():
             # PID 1 may not mount a /proc, and root may.
@@ -147,8 +144,7 @@ class Starter:
     def _namespaces(self) -> int:
         return _NAMESPACES | (linux.CLONE_NEWNET if self._kind["network"] == "none" else 0)
 
-    def _stage(self, box: str, spec_fd: int) -> None:
-        """Furnish the directory of the sandbox, and mount what needs the caller's rights."""
+    def _make_directories(self, box: str) -> None:
         kind = self._kind
         try:
             for name in ("upper", "work"):
@@ -158,8 +154,27 @@ class Starter:
                     os.chown(path, kind["uids"][0][1], kind["gids"][0][1])
         except OSError as error:
             raise rootfs.Refused("scratch", error) from error
-        if kind["kind"] == "root":
-            rootfs.stage(wire.unpack(wire.read_all(spec_fd)), box)
+
+    def _stage(self, spec_fd: int, box: str) -> list[int]:
+        """Mount what needs the caller's rights; returns the mount namespace for PID 1 to join, and
+        the staging directory in it.
+
+        Everything is staged in a namespace of this process's. That of PID 1 is a copy of it that
+        belongs to the user namespace of the sandbox, where the kernel lets nobody undo or change
+        what was mounted outside of it (mount_namespaces(7)).
+        """
+        rootfs.unshare_mounts()
+        rootfs.detach_from_host()
+        rootfs.stage(wire.unpack(wire.read_all(spec_fd)), box)
+        try:
+            linux.enter_namespace(self._inside, linux.CLONE_NEWUSER)
+        except OSError as error:
+            raise rootfs.Refused("namespaces", error) from error
+        rootfs.unshare_mounts()
+        return [
+            os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC),
+            os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC),
+        ]
 
 
 def _hand_proc(pid: int, channel: socket.socket) -> None:
