@@ -1,7 +1,8 @@
 """Starters that the server holds ready: the half of a start that takes longest is done before
 anybody asks.
 
-One is kept of each kind that was asked for last, for a client asks for the same again and again.
+Those kept are of the kinds that were asked for last, for a client asks for the same again and
+again.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 _KIND = ("kind", "ids", "uids", "gids", "network")
 #: The limits for which something is reserved.
 _RESERVED = ("memory", "cpus", "processes")
-#: How many are kept: of the kinds that were asked for last, for a client may alternate.
+#: How many are kept: a fork takes two of a kind, and a client may alternate between two kinds.
 _MOST = 2
 #: Milliseconds without a request before one is prepared: the first command of the last sandbox
 #: should not have to share the processors with it.
-_PAUSE = 20
+_PAUSE = 10
 
 
 def kind_of(spec: dict[str, Any]) -> dict[str, Any]:
@@ -103,49 +104,57 @@ class Spares:
 
     def __init__(self, prepare: Callable[[dict[str, Any]], Start]) -> None:
         self._prepare = prepare
-        #: By what they are for, those asked for last at the end.
-        self._ready: dict[object, Start] = {}
-        self._last: dict[str, Any] | None = None
+        #: Each with what it is for, those that were prepared last at the end.
+        self._ready: list[tuple[object, Start]] = []
+        #: What was asked for last, while there should be more for it.
+        self._wanted: dict[str, Any] | None = None
 
     def take(self, spec: dict[str, Any]) -> Start:
         """A starter for ``spec``, a spare one where there is one."""
-        self._last = spec
-        spare = self._ready.pop(_key(spec), None)
-        if spare is not None and spare.alive:
-            return spare
-        if spare is not None:
-            spare.dismiss()
+        self._wanted = spec
+        key = _key(spec)
+        for position, (other, spare) in enumerate(self._ready):
+            if other == key and spare.alive:
+                del self._ready[position]
+                return spare
         return self._prepare(spec)
 
     def wait(self) -> int | None:
         """Milliseconds without requests after which :meth:`stand_by` is to be called; None if there
         is no need to.
         """
-        return _PAUSE if self._last is not None else None
+        return _PAUSE if self._wanted is not None else None
 
     def stand_by(self) -> None:
-        """Prepare one of the kind that was asked for last."""
-        spec, self._last = self._last, None
-        if spec is None or _key(spec) in self._ready:
+        """Prepare one of the kind that was asked for last, at the cost of another kind's."""
+        spec = self._wanted
+        if spec is None:
+            return
+        key = _key(spec)
+        others = [position for position, (other, _) in enumerate(self._ready) if other != key]
+        mine = len(self._ready) - len(others)
+        if mine and len(self._ready) >= _MOST:
+            self._wanted = None
             return
         try:
-            spare = self._prepare(spec)
+            self._ready.append((key, self._prepare(spec)))
         except OSError:
-            return  # the host is short of something: the next start says so, if it still is
-        while len(self._ready) >= _MOST:
-            self._ready.pop(next(iter(self._ready))).dismiss()
-        self._ready[_key(spec)] = spare
+            self._wanted = None  # the host is short of something: the next start says so
+            return
+        if len(self._ready) > _MOST:
+            _, spare = self._ready.pop(others[0])
+            spare.dismiss()
 
     def forget(self, start: Start) -> None:
         """A spare has ended."""
-        self._ready = {key: spare for key, spare in self._ready.items() if spare is not start}
+        self._ready = [(key, spare) for key, spare in self._ready if spare is not start]
 
     def close(self) -> None:
         """Let all of them end."""
-        self._last = None
-        for spare in self._ready.values():
+        self._wanted = None
+        for _, spare in self._ready:
             spare.dismiss()
-        self._ready.clear()
+        self._ready = []
 
 
 def _key(spec: dict[str, Any]) -> object:
