@@ -8,6 +8,7 @@ another one over it, in which the offsets would lead to other rows.
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import os
 import re
@@ -82,8 +83,7 @@ class Cache:
                 instance_id, difflib.get_close_matches(instance_id, self._offsets, n=3)
             )
         where = f"{self._manifest}: {instance_id}"
-        data = _parse(_read_line(self._fd, offset), where)
-        row = codec.decode(ManifestRow, data, where=where)
+        row = _decode(_read_line(self._fd, offset), where)
         if row.instance_id != instance_id:
             raise InvalidInput(where, "was edited in place", "open the cache again")
         return row
@@ -185,6 +185,12 @@ def _read_offsets(fd: int, manifest: Path) -> dict[str, int]:
             offsets[instance_id] = position
             position += len(line)
     return offsets
+
+
+@functools.lru_cache(maxsize=32)
+def _decode(line: bytes, where: str) -> ManifestRow:
+    # Trainers materialize one instance several times in a row, and a row takes a millisecond.
+    return codec.decode(ManifestRow, _parse(line, where), where=where)
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:
