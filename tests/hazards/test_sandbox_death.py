@@ -353,13 +353,32 @@ def test_a_server_that_cannot_even_begin_says_why(
     assert boxes(scratch) == []
 
 
+@pytest.mark.parametrize(
+    ("place", "slow"),
+    [
+        ("rootfs._mount_overlay", "an overlay of the layers"),
+        ("rootfs.stage_binds", "bind mounts of host directories"),
+        ("rootfs._mount_dev", "a private /dev"),
+        ("cgroups.enter", "control groups and namespaces"),
+    ],
+)
 def test_a_start_that_takes_too_long_leaves_nothing(
-    start, monkeypatch: pytest.MonkeyPatch, scratch: Path, fresh_server: None
+    start,
+    monkeypatch: pytest.MonkeyPatch,
+    scratch: Path,
+    fresh_server: None,
+    place: str,
+    slow: str,
 ) -> None:
-    program = "from minisandbox.sandbox import rootfs; rootfs.enter = lambda *_: time.sleep(1000)\n"
-    whole = connection._BOOTSTRAP.replace("main()", f"import time; {program}main()")
+    program = f"""
+import time
+from minisandbox.sandbox import rootfs
+from minisandbox.sandbox.limits import cgroups
+{place} = lambda *_: time.sleep(1000)
+"""
+    whole = connection._BOOTSTRAP.replace("from minisandbox", program + "from minisandbox")
     monkeypatch.setattr(connection, "_BOOTSTRAP", whole)
-    with pytest.raises(HostUnsupported, match=r"not ready after 0\.5 s"):
+    with pytest.raises(HostUnsupported, match=rf"not ready after 0\.5 s; .* was {slow}"):
         start(start_timeout=0.5)
     assert boxes(scratch) == []
 

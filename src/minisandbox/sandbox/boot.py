@@ -14,26 +14,26 @@ import signal
 import socket
 
 from minisandbox import linux
-from minisandbox.sandbox import early, hardening, init, rootfs, wire
+from minisandbox.sandbox import early, hardening, init, orders, rootfs, wire
 
 TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
 if TYPE_CHECKING:
     from typing import Any
 
 
-def become_init(orders: socket.socket, link: socket.socket, kind: dict[str, Any]) -> None:
-    """Be PID 1: wait for ``orders``, build the root, wait until the server at ``link`` is the
-    parent, serve commands; returns only where there are no orders. ``kind`` is what is known of the
-    sandbox before.
+def become_init(starter: socket.socket, link: socket.socket, kind: dict[str, Any]) -> None:
+    """Be PID 1: wait for orders of the ``starter``, build the root, wait until the server at
+    ``link`` is the parent, serve commands; returns only where there are no orders. ``kind`` is what
+    is known of the sandbox before.
     """
     refusal = _prepare(kind)
     monitor = _early_monitor(kind["ids"])
     proc = None
-    fields, fds = wire.receive(orders)
+    fields, fds = wire.receive(starter)
     if fields[:1] == ["proc"]:
         (proc,) = fds
-        fields, fds = wire.receive(orders)
-    orders.close()
+        fields, fds = wire.receive(starter)
+    starter.close()
     if fields[:1] != ["start"]:
         return  # nobody asks for a sandbox any more
     spec_fd, control_fd, *handed = fds
@@ -42,7 +42,7 @@ def become_init(orders: socket.socket, link: socket.socket, kind: dict[str, Any]
     try:
         if refusal is not None:
             raise refusal
-        spec = wire.unpack(wire.read_all(spec_fd))
+        spec = orders.follow(spec_fd)
         if monitor is not None and spec["filter"]:
             # It would be without the filter that reports, whose listener only PID 1 can hand out.
             monitor.dismiss()

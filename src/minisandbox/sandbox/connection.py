@@ -116,12 +116,15 @@ class Server:
         """Send a request; raises ``OSError`` when the server is gone."""
         wire.send(self._requests, kind, *fields, fds=fds)
 
-    def ask(self, kind: str, *fields: str) -> list[str]:
-        """Send a request and wait for its answer; raises ``OSError`` when the server is gone."""
+    def ask(self, kind: str, *fields: str, patience: float | None = None) -> list[str]:
+        """Send a request and wait for its answer, at most ``patience`` seconds; raises ``OSError``
+        when the server is gone, ``TimeoutError`` among them.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours:
             with theirs:
                 self.send(kind, *fields, fds=[theirs.fileno()])
+            ours.settimeout(patience)
             answer = wire.receive(ours)[0]
         if not answer:
             raise BrokenPipeError("the server of sandboxes was killed")

@@ -13,7 +13,7 @@ import os
 import socket
 
 from minisandbox import linux
-from minisandbox.sandbox import hardening, init, wire
+from minisandbox.sandbox import hardening, init, orders, wire
 
 
 class EarlyMonitor:
@@ -56,7 +56,7 @@ def _become_monitor(link: socket.socket, ids: int) -> None:
     if len(fds) != 2:
         return  # the sandbox does without
     mounts, spec_fd = fds
-    spec = wire.unpack(wire.read_all(spec_fd))
+    spec = orders.read(spec_fd)
     linux.enter_namespace(mounts, linux.CLONE_NEWNS)
     os.chdir("/")
     hardening.harden(spec, [link.fileno()])

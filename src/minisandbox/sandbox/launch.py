@@ -14,7 +14,7 @@ from typing import Any
 from minisandbox import linux
 from minisandbox.errors import HostUnsupported, InvalidInput
 from minisandbox.idmap import IdMap
-from minisandbox.sandbox import base, connection, refusals, wire
+from minisandbox.sandbox import base, connection, orders, refusals, wire
 from minisandbox.sandbox.connection import Server
 from minisandbox.sandbox.limits.declared import memory_file_systems
 from minisandbox.sandbox.limits.ledger import Ledger
@@ -25,6 +25,9 @@ from minisandbox.sandbox.watching import Watcher
 
 #: What overlayfs takes (OVL_MAX_STACK), less the skeleton.
 MAX_LAYERS = 499
+#: Seconds that a start which failed waits for what it leaves to be removed: a process that waits
+#: for a disk cannot be ended.
+_PATIENCE = 10.0
 
 
 class Link:
@@ -104,9 +107,9 @@ class Link:
             return self._last_words
         return self.server.log_tail() or "the server of sandboxes was killed"
 
-    def close(self) -> None:
-        """End everything and wait until the directory is removed; raises ``OSError`` if there is
-        no server left to do it.
+    def close(self, patience: float | None = None) -> None:
+        """End everything and wait until the directory is removed, at most ``patience`` seconds;
+        raises ``OSError`` if there is no server left to do it, or it takes longer.
         """
         if self.server.owner != os.getpid():
             # A fork of the client's: the sandbox is the client's still, and so is its removal.
@@ -118,7 +121,7 @@ class Link:
         except OSError:
             pass
         try:
-            self.server.ask("close", self.name)
+            self.server.ask("close", self.name, patience=patience)
         finally:
             self._release()
             self.control.close()
@@ -152,16 +155,17 @@ def launch(
     elif not spec["filter"]:
         link.unwatched = f"no system call numbers are known for {platform.machine()}"
     try:
-        with theirs:
-            request = wire.memory_file("spec", wire.pack(spec))
-            try:
-                server.send("start", link.name, fds=[request, theirs.fileno()])
-            finally:
-                os.close(request)
-        _take_over(link, spec, *_await_ready(link, timeout))
-    except BaseException:
+        request = orders.make(spec)
         try:
-            link.close()
+            with theirs:
+                server.send("start", link.name, fds=[request, theirs.fileno()])
+            _take_over(link, spec, *_await_ready(link, request, timeout))
+        finally:
+            os.close(request)
+    except BaseException:
+        theirs.close()
+        try:
+            link.close(_PATIENCE)
         except OSError:
             pass  # the server was killed, which is what is told already
         raise
@@ -220,13 +224,14 @@ def _directory(path: Path) -> str:
     return os.path.abspath(path)
 
 
-def _await_ready(link: Link, timeout: float) -> tuple[int, list[int]]:
+def _await_ready(link: Link, request: int, timeout: float) -> tuple[int, list[int]]:
     """What PID 1 says when it serves: errno of the filter it could not have, and descriptors."""
     link.control.settimeout(timeout)
     try:
         fields, fds = wire.receive(link.control)
     except TimeoutError:
-        reason = f"it was not ready after {timeout:g} s"
+        step = refusals.MECHANISMS.get(orders.step(request), "control groups and namespaces")
+        reason = f"it was not ready after {timeout:g} s; what took so long was {step}"
         raise HostUnsupported(
             "starting a sandbox", reason, "raise start_timeout if storage is slow"
         ) from None

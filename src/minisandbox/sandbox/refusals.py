@@ -15,7 +15,8 @@ from minisandbox.errors import HostUnsupported, InvalidInput, MiniSandboxError
 #: needs 5.11 alone.
 KERNEL_FLOOR = (5, 12)
 
-_MECHANISMS = {
+#: What each step of a start makes, as people know it.
+MECHANISMS = {
     "namespaces": "user namespaces",
     "scratch": "the scratch directory",
     "mounts": "mount namespaces",
@@ -42,7 +43,7 @@ def describe(error: OSError) -> str:
 
 def explain(step: str, number: int, detail: str) -> MiniSandboxError:
     """The error for errno ``number`` at setup step ``step``."""
-    mechanism = _MECHANISMS.get(step, step)
+    mechanism = MECHANISMS.get(step, step)
     if number == errno.ENOTDIR and step in ("proc", "dev", "directories", "binds"):
         return InvalidInput("layers", detail, "build the layer again without that entry")
     if number == errno.E2BIG:

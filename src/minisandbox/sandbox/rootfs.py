@@ -18,6 +18,7 @@ import socket
 import stat
 
 from minisandbox import linux
+from minisandbox.sandbox import orders
 
 TYPE_CHECKING = False  # the typing module costs every start some milliseconds
 if TYPE_CHECKING:
@@ -252,6 +253,7 @@ def bring_up_loopback() -> None:
 
 
 def _step(name: str, function: Any, *arguments: Any) -> Any:
+    orders.at(name)
     try:
         return function(*arguments)
     except OSError as error:

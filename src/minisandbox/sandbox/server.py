@@ -30,7 +30,7 @@ import socket
 import sys
 
 from minisandbox import linux
-from minisandbox.sandbox import boot, cleanup, processes, rootfs, scratch, starter, wire
+from minisandbox.sandbox import boot, cleanup, orders, processes, rootfs, scratch, starter, wire
 from minisandbox.sandbox.box import Box
 from minisandbox.sandbox.limits.keeper import Keeper
 from minisandbox.sandbox.spares import Spares, Start, kind_of
@@ -144,7 +144,7 @@ class Server:
             self._copy(self._boxes[name], more[0], reply)
 
     def _start(self, name: str, spec_fd: int, control: socket.socket) -> None:
-        spec = wire.unpack(wire.read_all(spec_fd))
+        spec = orders.read(spec_fd)
         try:
             box = self._make(spec, name)
             box.start = self._spares.take(spec)

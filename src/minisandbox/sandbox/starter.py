@@ -18,7 +18,7 @@ import select
 import socket
 
 from minisandbox import linux
-from minisandbox.sandbox import boot, rootfs, wire
+from minisandbox.sandbox import boot, orders, rootfs, wire
 from minisandbox.sandbox.limits import cgroups
 
 TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
@@ -68,8 +68,9 @@ class Starter:
         try:
             self._prepare()
             assert self._to_init is not None
+            spec = orders.follow(spec_fd)
             self._make_directories(fields[1])
-            handed = self._stage(spec_fd, fields[1]) if self._kind["kind"] == "root" else []
+            handed = self._stage(spec, fields[1]) if self._kind["kind"] == "root" else []
             fds = [spec_fd, control.fileno(), *handed]
             wire.send(self._to_init, "start", fields[1], fds=fds)
         except BrokenPipeError:
@@ -146,6 +147,7 @@ class Starter:
 
     def _make_directories(self, box: str) -> None:
         kind = self._kind
+        orders.at("scratch")
         try:
             for name in ("upper", "work"):
                 path = os.path.join(box, name)
@@ -155,7 +157,7 @@ class Starter:
         except OSError as error:
             raise rootfs.Refused("scratch", error) from error
 
-    def _stage(self, spec_fd: int, box: str) -> list[int]:
+    def _stage(self, spec: dict[str, Any], box: str) -> list[int]:
         """Mount what needs the caller's rights; returns the mount namespace for PID 1 to join, and
         the staging directory in it.
 
@@ -165,7 +167,7 @@ class Starter:
         """
         rootfs.unshare_mounts()
         rootfs.detach_from_host()
-        rootfs.stage(wire.unpack(wire.read_all(spec_fd)), box)
+        rootfs.stage(spec, box)
         try:
             linux.enter_namespace(self._inside, linux.CLONE_NEWUSER)
         except OSError as error:
