@@ -281,6 +281,15 @@ def test_processors_are_spread_and_given_back() -> None:
     assert set(spread.take(4)) == set(first)
 
 
+def test_a_sandbox_without_a_directory_has_no_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the caller has of that name where it works."""
+    (tmp_path / ledger.NAME).mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert ledger.Ledger("").mark() == (0, 0)
+
+
 def test_a_ledger_tells_what_was_ended_since(tmp_path: Path) -> None:
     words = dict.fromkeys(ledger.LIMITS, ledger.WATCHED)
     events = tmp_path / "events"

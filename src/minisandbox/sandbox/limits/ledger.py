@@ -41,10 +41,13 @@ def _append(path: str, text: str) -> None:
 
 
 class Ledger:
-    """The file as the client reads it; what was read last stays when the file is gone."""
+    """The file as the client reads it; what was read last stays when the file is gone. Empty where
+    ``path``, the directory of the sandbox, is.
+    """
 
     def __init__(self, path: str) -> None:
-        self._path = os.path.join(path, NAME)
+        # Without a directory there is no file: that of this name in the working one is another's.
+        self._path = os.path.join(path, NAME) if path else ""
         self._lines: list[str] = []
         self._size = -1
         #: The kernel's count of processes killed for memory; empty where it keeps none.
