@@ -249,6 +249,19 @@ def test_the_first_monitor_is_held_like_all_later_ones(
     assert held["Seccomp"] == "2"
 
 
+def test_the_first_monitor_is_killed_before_it_served(start) -> None:
+    box = start()
+    (first,) = descendants(box.pid)
+    os.kill(first, signal.SIGKILL)
+    assert box.run("echo fine").stdout == b"fine\n"
+
+
+def test_nothing_is_left_of_a_monitor_that_is_not_wanted(start) -> None:
+    """Where connections are recorded, the one forked ahead would be without that filter."""
+    with start(profile=Profile(watch=True)).snapshot() as snapshot:
+        assert snapshot.way == "sealed"
+
+
 @pytest.mark.parametrize("count", [2, 8])
 def test_first_requests_at_once(start, fresh_server: None, count: int) -> None:
     """All but one need a monitor that is forked while the first may still join."""

@@ -76,6 +76,7 @@ class Init:
         """Serve until ``control`` closes."""
         self._poller.register(self._control, select.POLLIN)
         self._poller.register(self._wakeup.fileno(), select.POLLIN)
+        self._collect()  # who ended before anything was woken by it
         if self._spare is None:
             self._spare = self._fork_spare(warm=True)
         while True:
@@ -124,7 +125,7 @@ class Init:
                 for monitor in self._serving():
                     self._let_go_on(monitor)
             if self._spare is not None and self._spare.pid == pid:
-                self._spare.link.close()
+                self._hang_up(self._spare)
                 self._spare = None
 
     def _serving(self) -> set[int]:
@@ -201,8 +202,13 @@ class Init:
     def _let_go(self, monitor: _Monitor) -> None:
         # Not by the end of the link alone: others that were forked may hold a copy of it.
         answers.answer(monitor.link, "end")
-        monitor.link.close()
+        self._hang_up(monitor)
         self._leaving.add(monitor.pid)
+
+    def _hang_up(self, monitor: _Monitor) -> None:
+        if monitor is self._joining:
+            self._await_joined()  # while it can be heard
+        monitor.link.close()
 
     def _fork_spare(self, *, warm: bool) -> _Monitor | None:
         try:
