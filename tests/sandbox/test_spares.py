@@ -122,6 +122,20 @@ def test_one_that_somebody_kills_is_replaced(start, fresh_server: None, what: st
     assert not set(ready(server_of(one))) & {other.pid, *prepared}
 
 
+def test_a_client_that_starts_nothing_keeps_none(
+    start, fresh_server: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "from minisandbox.sandbox import spares; spares._IDLE = 1.0\n"
+    whole = connection._BOOTSTRAP.replace("from minisandbox", program + "from minisandbox")
+    monkeypatch.setattr(connection, "_BOOTSTRAP", whole)
+    one = start()
+    prepared = ready(server_of(one))
+    assert eventually(lambda: not any(map(status, prepared)))
+    assert not spares(server_of(one))
+    assert start().run("echo fine").stdout == b"fine\n"
+    assert not set(ready(server_of(one))) & set(prepared)
+
+
 def test_nothing_is_left_where_the_server_is_killed(start, fresh_server: None) -> None:
     box = start()
     server = server_of(box)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import select
 import socket
+import time
 
 from minisandbox.sandbox import wire
 
@@ -29,6 +30,8 @@ _MOST = 2
 #: Milliseconds without a request before one is prepared: the first command of the last sandbox
 #: should not have to share the processors with it.
 _PAUSE = 10
+#: Seconds without a start after which all are let go: a client may live for days.
+_IDLE = 60.0
 
 
 def kind_of(spec: dict[str, Any]) -> dict[str, Any]:
@@ -108,10 +111,12 @@ class Spares:
         self._ready: list[tuple[object, Start]] = []
         #: What was asked for last, while there should be more for it.
         self._wanted: dict[str, Any] | None = None
+        self._asked = 0.0
 
     def take(self, spec: dict[str, Any]) -> Start:
         """A starter for ``spec``, a spare one where there is one."""
         self._wanted = spec
+        self._asked = time.monotonic()
         key = _key(spec)
         for position, (other, spare) in enumerate(self._ready):
             if other == key and spare.alive:
@@ -123,12 +128,20 @@ class Spares:
         """Milliseconds without requests after which :meth:`stand_by` is to be called; None if there
         is no need to.
         """
-        return _PAUSE if self._wanted is not None else None
+        if self._wanted is not None:
+            return _PAUSE
+        if not self._ready:
+            return None
+        return max(0, int((self._asked + _IDLE - time.monotonic()) * 1000) + 1)
 
     def stand_by(self) -> None:
-        """Prepare one of the kind that was asked for last, at the cost of another kind's."""
+        """Prepare one of the kind that was asked for last, at the cost of another kind's; let all
+        of them go when nothing was asked for a long time.
+        """
         spec = self._wanted
         if spec is None:
+            if time.monotonic() - self._asked >= _IDLE:
+                self.close()
             return
         key = _key(spec)
         others = [position for position, (other, _) in enumerate(self._ready) if other != key]
