@@ -192,8 +192,8 @@ def stage(spec: dict[str, Any], box: str) -> None:
         _step("mounts", _enter_staging, spec, box)
         if spec["upper"] == "memory":
             _step("memory", mount_memory, spec)
-            _close(changes)
-            changes = _step("memory", _open_changes, MEMORY)
+            on_disk, changes = changes, _step("memory", _open_changes, MEMORY)
+            _close(on_disk)
         _step("overlay", _mount_overlay, spec, *changes)
     finally:
         _close(changes)
