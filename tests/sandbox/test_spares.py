@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from minisandbox.errors import HostUnsupported
 from minisandbox.idmap import IdMap
-from minisandbox.sandbox import Limits, Profile, Sandbox, connection
+from minisandbox.sandbox import Limits, Profile, Sandbox, connection, wire
 from minisandbox.sandbox.processes import descendants
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
@@ -194,29 +195,126 @@ assert look() == b""
     )
 
 
-def test_what_fails_while_it_is_prepared_is_tried_again(
-    start, fresh_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The host may have been short of something then."""
-    mark = tmp_path / "mark"
-    program = f"""
-import os
+@pytest.fixture
+def altered(
+    fresh_server: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[str], Path]:
+    """Have the server run a text before anything else; ``fails()`` in it says whether the file that
+    is returned exists.
+    """
+
+    def alter(program: str) -> Path:
+        mark = tmp_path / "mark"
+        mark.parent.chmod(0o755)
+        first = f"import os\ndef fails():\n    return os.path.exists({str(mark)!r})\n"
+        whole = connection._BOOTSTRAP.replace("main()\n", f"{first}{program}main()\n")
+        monkeypatch.setattr(connection, "_BOOTSTRAP", whole)
+        return mark
+
+    return alter
+
+
+NO_NAMESPACES = """
 from minisandbox import linux
 real = linux.clone_mapped
 def clone_mapped(*args, **kwargs):
-    if os.path.exists({str(mark)!r}):
+    if fails():
         raise linux.NamespacesRefused(11, "Resource temporarily unavailable")
     return real(*args, **kwargs)
 linux.clone_mapped = clone_mapped
 """
-    whole = connection._BOOTSTRAP.replace("from minisandbox", program + "from minisandbox")
-    monkeypatch.setattr(connection, "_BOOTSTRAP", whole)
-    mark.parent.chmod(0o755)
+#: PID 1 itself may not see the file.
+NO_LOOPBACK = """
+from minisandbox import linux
+clone, bring_up, failing = linux.clone_mapped, linux.bring_up_loopback, False
+def clone_mapped(*args, **kwargs):
+    global failing
+    failing = fails()
+    return clone(*args, **kwargs)
+def bring_up_loopback():
+    global failing
+    if failing:
+        failing = False
+        raise OSError(12, "Cannot allocate memory")
+    bring_up()
+linux.clone_mapped, linux.bring_up_loopback = clone_mapped, bring_up_loopback
+"""
+
+
+@pytest.mark.parametrize("program", [NO_NAMESPACES, NO_LOOPBACK], ids=["namespaces", "loopback"])
+def test_what_fails_while_it_is_prepared_is_tried_again(
+    start, altered: Callable[[str], Path], program: str
+) -> None:
+    """The host may have been short of something then."""
+    mark = altered(program)
     start()
     mark.touch()
     time.sleep(0.2)
     mark.unlink()
+    connect = "(: > /dev/tcp/127.0.0.1/1) 2>&1 | grep -q refused"
+    assert start().run(connect).ok
+
+
+def test_one_that_ends_at_once_is_not_made_again_and_again(
+    start, altered: Callable[[str], Path]
+) -> None:
+    mark = altered("""
+from minisandbox.sandbox import starter
+real = starter.Starter.start
+def begin(self):
+    if fails():
+        raise OSError(22, "Invalid argument")
+    real(self)
+starter.Starter.start = begin
+""")
+    box = start()
+    ready(server_of(box))
+    mark.touch()
+    with pytest.raises(HostUnsupported):
+        start(profile=Profile(limits=Limits(cpus=1)))
+    time.sleep(0.3)
+    tried = len(wire.read_all(box._link.server._log))
+    time.sleep(0.3)
+    assert len(wire.read_all(box._link.server._log)) == tried
+    mark.unlink()
     assert start().run("echo fine").stdout == b"fine\n"
+
+
+def test_nothing_stays_reserved_for_one_that_could_not_be_ordered(
+    start, altered: Callable[[str], Path]
+) -> None:
+    mark = altered("""
+from minisandbox.sandbox import spares
+real = spares.Start.order
+def order(self, *args):
+    if fails():
+        self.orders.close()
+        raise BrokenPipeError(32, "Broken pipe")
+    real(self, *args)
+spares.Start.order = order
+from minisandbox.sandbox.limits.keeper import Keeper
+reserve, give_up, held = Keeper.reserve, Keeper.give_up, []
+def counted(self, limits):
+    held.append(reserve(self, limits))
+    return held[-1]
+def returned(self, reservation):
+    held.remove(reservation)
+    os.write(2, b"%d held," % len(held))
+    give_up(self, reservation)
+Keeper.reserve, Keeper.give_up = counted, returned
+""")
+    box = start()
+    ready(server_of(box))
+    mark.touch()
+    for _ in range(2):
+        with pytest.raises(HostUnsupported, match="Broken pipe"):
+            start()
+    # What is left is that of the sandbox, and of spares.
+    assert eventually(lambda: b"held" in wire.read_all(box._link.server._log))
+    mark.unlink()
+    ready(server_of(box))
+    start().close()
+    assert eventually(lambda: wire.read_all(box._link.server._log).count(b"held") == 3)
 
 
 #: What /proc says of what a process may do.

@@ -26,7 +26,7 @@ def become_init(starter: socket.socket, link: socket.socket, kind: dict[str, Any
     ``link`` is the parent, serve commands; returns only where there are no orders. ``kind`` is what
     is known of the sandbox before.
     """
-    refusal = _prepare(kind)
+    connected = _prepare(kind)
     monitor = _early_monitor(kind["ids"])
     proc = None
     fields, fds = wire.receive(starter)
@@ -40,8 +40,8 @@ def become_init(starter: socket.socket, link: socket.socket, kind: dict[str, Any
     control = wire.channel(control_fd)
     code = 1
     try:
-        if refusal is not None:
-            raise refusal
+        if not connected:
+            rootfs.bring_up_loopback()  # what the host was short of then it may have now
         spec = orders.follow(spec_fd)
         if monitor is not None and spec["filter"]:
             # It would be without the filter that reports, whose listener only PID 1 can hand out.
@@ -83,8 +83,8 @@ def _early_monitor(ids: int) -> early.EarlyMonitor | None:
         return None  # no process to be had now: the first command asks for one again
 
 
-def _prepare(kind: dict[str, Any]) -> rootfs.Refused | None:
-    """Do all that needs no orders; returns what was refused, to be told when somebody asks."""
+def _prepare(kind: dict[str, Any]) -> bool:
+    """Do all that needs no orders; whether that includes the loopback device."""
     os.umask(0o022)
     os.setsid()
     linux.erase_command_line(b"minisandbox-init")
@@ -94,9 +94,9 @@ def _prepare(kind: dict[str, Any]) -> rootfs.Refused | None:
     try:
         if kind["network"] == "none":
             rootfs.bring_up_loopback()
-    except rootfs.Refused as error:
-        return error
-    return None
+    except rootfs.Refused:
+        return False
+    return True
 
 
 def refuse(control: socket.socket, error: rootfs.Refused) -> None:

@@ -12,6 +12,7 @@ TYPE_CHECKING = False  # the typing module costs the start of the server some mi
 if TYPE_CHECKING:
     from typing import Any
 
+    from minisandbox.sandbox.limits.keeper import Reservation
     from minisandbox.sandbox.spares import Start
 
 
@@ -30,6 +31,8 @@ class Box:
         self.filling = False
         #: Connected to PID 1.
         self.link: socket.socket | None = None
+        #: What was set aside for it.
+        self.reservation: Reservation | None = None
         #: How its PID 1 ended (negative: the signal); None while it has not.
         self.code: int | None = None
         #: Who wants to know that all its processes have ended.

@@ -149,11 +149,11 @@ class Server:
             box = self._make(spec, name)
             box.start = self._spares.take(spec)
             box.start.box = box
-            box.link = box.start.link
+            box.link, box.reservation = box.start.link, box.start.reservation
             box.start.order(box.path, spec_fd, control.fileno())
             # While that works: PID 1 does not serve before the starter has ended, which is seen
             # here.
-            self._keeper.admit(name, spec, box.path, box.start.reservation)
+            self._keeper.admit(name, spec, box.path, box.reservation)
         except OSError as error:
             named = isinstance(error, linux.NamespacesRefused)
             step = "namespaces" if named else "processes" if name in self._boxes else "scratch"
@@ -200,20 +200,25 @@ class Server:
         """A sandbox without processes, with its directory."""
         place = spec["scratch"]
         home = self._homes.find(place)
-        if home is None:
-            home = self._homes.create(place)
-            stale = scratch.take_stale(place)
-            if stale:
-                try:
-                    space = self._space(spec)
-                    self._fork(lambda: cleanup.remove_stale(spec, space, stale), lambda _: None)
-                finally:
-                    scratch.let_go(stale)
         try:
+            if home is None:
+                home = self._homes.create(place)
+                self._remove_stale(spec)
             box = self._boxes[name] = Box(spec, home, name, home.make(name))
         finally:
-            self._homes.tidy(home)
+            if home is not None:
+                self._homes.tidy(home)
         return box
+
+    def _remove_stale(self, spec: dict[str, Any]) -> None:
+        stale = scratch.take_stale(spec["scratch"])
+        if not stale:
+            return
+        try:
+            space = self._space(spec)
+            self._fork(lambda: cleanup.remove_stale(spec, space, stale), lambda _: None)
+        finally:
+            scratch.let_go(stale)
 
     def _space(self, spec: dict[str, Any]) -> int:
         """A user namespace with the map of ``spec``, or -1 where each sandbox can write its own.
@@ -302,6 +307,9 @@ class Server:
     def _ended(self, box: Box) -> None:
         """All its processes are gone: the kernel lets PID 1 go after everything below it."""
         self._keeper.ended(box.name, killed=box.code == -signal.SIGKILL and not box.unwanted)
+        if box.reservation is not None:
+            self._keeper.give_up(box.reservation)
+            box.reservation = None
         if box.link is not None:
             box.link.close()
             box.link = None

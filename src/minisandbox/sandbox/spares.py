@@ -160,7 +160,11 @@ class Spares:
 
     def forget(self, start: Start) -> None:
         """A spare has ended."""
-        self._ready = [(key, spare) for key, spare in self._ready if spare is not start]
+        ready = [(key, spare) for key, spare in self._ready if spare is not start]
+        if len(ready) < len(self._ready):
+            # Nobody told it to, and the next may fare no better: until somebody asks again.
+            self._wanted = None
+        self._ready = ready
 
     def close(self) -> None:
         """Let all of them end."""

@@ -62,7 +62,6 @@ class Account:
         self.limits: dict[str, Any] = spec["limits"]
         self.kind: str = spec["kind"]
         self.in_memory = spec["upper"] == "memory"
-        self.reservation = reservation
         self.processors = reservation.processors
         self.path = path
         self.group = reservation.group
@@ -147,7 +146,6 @@ class Keeper:
         if killed and not account.doomed and cgroups.kills(account.group.events):
             why = f"the kernel ended it at its memory limit of {_amount(account.limits['memory'])}"
             _note(account, "died", "memory", why)
-        self.give_up(account.reservation)
 
     def close(self) -> None:
         """The last sandbox is gone."""
