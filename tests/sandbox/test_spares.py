@@ -280,6 +280,29 @@ starter.Starter.start = begin
     assert start().run("echo fine").stdout == b"fine\n"
 
 
+def test_spares_are_let_go_where_there_can_be_no_other(
+    start, altered: Callable[[str], Path]
+) -> None:
+    """They hold some of what the host is short of."""
+    mark = altered("""
+from minisandbox.sandbox.limits.keeper import Keeper
+real = Keeper.reserve
+def reserve(self, limits):
+    if fails():
+        raise OSError(24, "Too many open files")
+    return real(self, limits)
+Keeper.reserve = reserve
+""")
+    box = start()
+    ready(server_of(box))
+    mark.touch()
+    with pytest.raises(HostUnsupported, match="Too many open files"):
+        start(profile=Profile(limits=Limits(cpus=1)))
+    assert eventually(lambda: not spares(server_of(box)))
+    mark.unlink()
+    assert start().run("echo fine").stdout == b"fine\n"
+
+
 def test_nothing_stays_reserved_for_one_that_could_not_be_ordered(
     start, altered: Callable[[str], Path]
 ) -> None:

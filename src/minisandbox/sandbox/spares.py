@@ -122,7 +122,11 @@ class Spares:
             if other == key and spare.alive:
                 del self._ready[position]
                 return spare
-        return self._prepare(spec)
+        try:
+            return self._prepare(spec)
+        except OSError:
+            self.close()  # they hold some of what the host is short of
+            raise
 
     def wait(self) -> int | None:
         """Milliseconds without requests after which :meth:`stand_by` is to be called; None if there
