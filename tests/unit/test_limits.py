@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -344,6 +345,27 @@ def test_what_becomes_of_who_writes_too_much(
     lines = (tmp_path / ledger.NAME).read_text().splitlines() if ended else []
     assert " ".join(" ".join(line.split()[:2]) for line in lines) == ended
     assert killed == [4711] * len(lines)
+
+
+@pytest.mark.parametrize("kind", ["root", "single"])
+def test_a_walk_finds_a_sandbox_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    spec = {"limits": Limits().identity(), "kind": kind, "ids": 1, "upper": "disk"}
+    gone = str(tmp_path / "gone")
+    account = Account("1", spec, gone, Reservation(cgroups.Group([], []), [0]))
+    account.init = (1 << 22) + 1  # no process has that number (proc(5), pid_max)
+    monkeypatch.setattr(os, "nice", lambda _: 0)
+
+    def fork(child: Callable[[], None], finish: Callable[[int], None]) -> int:
+        child()  # would be in the log, where clients read why sandboxes end
+        finish(0)
+        return 0
+
+    keeper = Keeper(fork)
+    keeper._accounts["1"] = account
+    keeper._walk(account)
+    assert account.next_walk > 0
 
 
 def test_the_doctor_names_what_keeps_each_limit() -> None:

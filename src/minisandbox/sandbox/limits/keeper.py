@@ -234,17 +234,13 @@ class Keeper:
             report = os.memfd_create("footprint")
         except OSError:  # no descriptor to be had now
             return
-        most_bytes, most_inodes = account.most("disk"), account.most("inodes")
 
         def child() -> None:
             os.nice(10)
-            if account.kind != "root":
-                # Who made this user namespace has every capability in it: with them, directories
-                # that the sandbox closed, or gave to another id, can be read.
-                handle = os.open(f"/proc/{account.init}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-                linux.enter_namespace(handle, linux.CLONE_NEWUSER)
-            upper = os.path.join(account.path, "upper")
-            found = footprint.measure(upper, most_bytes=most_bytes, most_inodes=most_inodes)
+            try:
+                found = _walk_upper(account)
+            except FileNotFoundError:
+                return  # it has ended meanwhile
             os.write(report, b"%d %d %d" % (*found, time.process_time_ns()))
 
         def finish(_: int) -> None:
@@ -288,6 +284,19 @@ class Keeper:
         account.doomed = True
         _note(account, "died", limit, why)
         os.kill(account.init, signal.SIGKILL)  # a child that was not collected: the number is its
+
+
+def _walk_upper(account: Account) -> tuple[int, int]:
+    if account.kind != "root":
+        # Who made this user namespace has every capability in it: with them, directories that the
+        # sandbox closed, or gave to another id, can be read.
+        handle = os.open(f"/proc/{account.init}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        linux.enter_namespace(handle, linux.CLONE_NEWUSER)
+    return footprint.measure(
+        os.path.join(account.path, "upper"),
+        most_bytes=account.most("disk"),
+        most_inodes=account.most("inodes"),
+    )
 
 
 def _stop(account: Account, limit: str, why: str) -> None:
