@@ -113,6 +113,18 @@ _libc = ctypes.CDLL(None, use_errno=True)
 #: again.
 _locked_libc = ctypes.PyDLL(None, use_errno=True)
 
+#: Looked up here and kept by ctypes: else each fork of the server would search all libraries for
+#: each of them, and write to pages that it shares until then.
+_FUNCTIONS = (
+    *("capset", "close_range", "mount", "prctl", "process_vm_readv"),
+    *("setns", "syscall", "umount2", "unshare"),
+)
+for _name in _FUNCTIONS:
+    getattr(_libc, _name, None)  # the C library may be older than one of them
+for _name in ("PyOS_BeforeFork", "PyOS_AfterFork_Child", "PyOS_AfterFork_Parent"):
+    getattr(ctypes.pythonapi, _name)
+_locked_libc.syscall  # noqa: B018
+
 
 class NamespacesRefused(OSError):
     """The kernel refused a namespace or its id map: ENOSPC is a limit then, not a full disk."""
