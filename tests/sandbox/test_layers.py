@@ -95,6 +95,19 @@ def test_many_layers_with_awkward_paths(start, make_layer, scratch: Path, tmp_pa
     assert start(*moved).run("ls /testbed | wc -l").stdout == b"120\n"
 
 
+def test_paths_of_layers_are_the_kernels_to_follow(
+    start, make_layer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a link, ``..`` is not what is written before it."""
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    make_layer({"etc/x": "right"}).rename(tmp_path / "elsewhere" / "layer")
+    make_layer({"etc/x": "wrong"}).rename(tmp_path / "layer")
+    (tmp_path / "link").symlink_to("elsewhere/deep")
+    assert start(tmp_path / "link/../layer").run("cat /etc/x").stdout == b"right"
+    monkeypatch.chdir(tmp_path)
+    assert start(Path("link/../layer")).run("cat /etc/x").stdout == b"right"
+
+
 def test_layers_must_be_directories(scratch: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="is not a directory"):
         Sandbox.start([tmp_path / "missing"], scratch=scratch)

@@ -221,7 +221,8 @@ def _directory(path: Path) -> str:
         raise InvalidInput(
             str(path), "is not a directory", "unpack the layer, or make the directory"
         )
-    return os.path.abspath(path)
+    # As it is written: what `..` leads to behind a link is the kernel's to say.
+    return os.path.join("" if path.is_absolute() else os.getcwd(), path)
 
 
 def _await_ready(link: Link, request: int, timeout: float) -> tuple[int, list[int]]:
