@@ -149,7 +149,10 @@ def content(where: str, value: object) -> bytes | memoryview:
     if not isinstance(value, bytes | bytearray | memoryview):
         raise _refuse_type(where, value, "give bytes or a string")
     view = memoryview(cast("bytes", value))
-    return view.cast("B") if view.contiguous and view.nbytes else view.tobytes()
+    try:
+        return view.cast("B")
+    except TypeError:  # it has no bytes, or not in the order of its elements
+        return view.tobytes()
 
 
 def host_path(where: str, value: object) -> str:
