@@ -59,6 +59,7 @@ MISFITS = [
     ({"t/f/g": "directory"}, {"f": "x"}),
     ({"t/f": "file"}, {"f/g": "x"}),
     ({"t/f": "directory"}, {"": "x"}),
+    ({"t/d/f": "old", "t/z/g": "directory"}, {"d/f": "new", "z": "x"}),
 ]
 
 

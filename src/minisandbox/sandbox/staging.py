@@ -43,8 +43,10 @@ class Staging:
 
     def put_in_place(self) -> None:
         """Move what is at ``path`` to the destination: directories are merged into those that are
-        there, a file replaces the one that is there in one step. Raises ``OSError``.
+        there, a file replaces the one that is there in one step. Raises ``OSError``, before
+        anything is moved where a file and a directory would have to replace each other.
         """
+        _refuse_misfits(self.path, self._target)
         os.makedirs(os.path.dirname(self._target), exist_ok=True)
         status = os.lstat(self.path)
         _bring(self.path, self._target)
@@ -63,6 +65,21 @@ class Staging:
         trace: TracebackType | None,
     ) -> None:
         removal.remove(self._home)
+
+
+def _refuse_misfits(source: str, target: str) -> None:
+    status = os.lstat(source)
+    if not os.path.lexists(target):
+        return
+    comes, there = stat.S_ISDIR(status.st_mode), _is_directory(target)
+    if comes != there:
+        number = errno.EISDIR if there else errno.ENOTDIR
+        raise OSError(number, os.strerror(number), target)
+    if comes:
+        os.chmod(source, 0o700)
+        for name in os.listdir(source):
+            _refuse_misfits(os.path.join(source, name), os.path.join(target, name))
+        os.chmod(source, stat.S_IMODE(status.st_mode))
 
 
 def _move(source: str, target: str) -> None:
