@@ -24,6 +24,7 @@ LISTED = {
     "test_cmd": "pytest -rA",
 }
 IN_A_FILE = {**LISTED, "packages": "requirements.txt"}
+OF_GO = {"docker_specs": {"go_version": "1.21"}, "test_cmd": ["go test ./..."]}
 EXPORT = "dependencies:\n  - python=3.9.20=h1\n  - pip=24.2=py39h1\n  - pip:\n    - six==1.15.0\n"
 
 
@@ -36,7 +37,7 @@ def _tool(monkeypatch: pytest.MonkeyPatch) -> None:
             del name, tools
 
         def specifications(self, pairs: Sequence[tuple[str, str]]) -> dict[Any, Any]:
-            entries = {"1": LISTED, "2": IN_A_FILE}
+            entries = {"1": LISTED, "2": IN_A_FILE, "go": OF_GO}
             return {
                 pair: Specification(entries[pair[1]], "") if pair[1] in entries else None
                 for pair in pairs
@@ -74,6 +75,11 @@ def test_an_entry_becomes_a_recipe() -> None:
 
 def test_rows_without_an_entry_have_no_recipe() -> None:
     assert recipes(row(1, version="99")) == {}
+
+
+def test_an_entry_that_names_no_python_is_no_recipe() -> None:
+    # The official package has other languages as well.
+    assert recipes(row(1, version="go")) == {}
 
 
 def test_rows_of_one_version_share_the_newest_of_their_days() -> None:

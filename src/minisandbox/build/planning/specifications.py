@@ -57,7 +57,8 @@ def specified_recipes(
     groups: dict[_Source, list[InstancePlan]] = defaultdict(list)
     for instance in instances:
         specification = entries[instance.repo, instance.version]
-        if specification is None:
+        # The package specifies projects in other languages too, with entries that name no Python.
+        if specification is None or "python" not in specification.entry:
             continue
         export = exports.get(instance.instance_id)
         reads_file = export is None and specification.entry.get("packages") in _FILES
