@@ -351,6 +351,36 @@ def test_every_config_key_is_explained() -> None:
     assert not missing
 
 
+def test_every_repeated_id_is_named(project: Project) -> None:
+    project.rows(ROW, {**ROW, "instance_id": "n-2"}, ROW, {**ROW, "instance_id": "n-2"}, ROW)
+    with pytest.raises(InvalidInput) as caught:
+        project.plan()
+    message = str(caught.value)
+    assert "row 3): key 'instance_id': 'owner__name-1' was used before" in message
+    assert "2 more cannot be used" in message
+    assert "row 4)" in message
+    assert "row 5)" in message
+
+
+def test_a_folder_of_rows_is_read_again_when_a_file_of_it_changed(project: Project) -> None:
+    task = project.root / "repository/tasks/a-1"
+    (task / ".cache").mkdir(parents=True)
+    (task.parents[1] / "sweb.yaml").write_text("splits: [test]\n")
+    (task / "task.yaml").write_text(
+        f"instance_id: a-1\nrepo: owner/name\nbase_commit: {'a' * 40}\n"
+    )
+    for name in ("gold.patch", "test.patch", "problem_statement.md", "eval.sh"):
+        (task / name).write_text(f"{name}\n")
+    project.dataset("name: m\nkind: rows\npath: repository\n")
+    first = project.plan()
+    (task / ".cache/x").write_text("what a tool keeps for itself")
+    assert project.plan().digest == first.digest
+    (task / "gold.patch").write_text("another\n")
+    assert project.plan().digest != first.digest
+    (batch,) = shards_of(project, "batches/").values()
+    assert [item["patch"] for item in batch["instances"]] == ["another\n"]
+
+
 @pytest.mark.parametrize("ending", ["json", "csv", "parquet"])
 def test_other_formats_hold_the_same_rows(project: Project, ending: str) -> None:
     row = {**ROW, "problem_statement": "one\r\ntwo", "FAIL_TO_PASS": '["t::a"]'}

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib import resources
@@ -19,13 +19,19 @@ from typing import Any, NamedTuple, cast
 
 from minisandbox import atomic, keys
 from minisandbox.build.planning.config import Config, DatasetConfig, parse_config
-from minisandbox.build.planning.dataset import dataset_file, read_dataset_config, read_instances
+from minisandbox.build.planning.dataset import (
+    dataset_file,
+    read_dataset_config,
+    read_rows,
+    with_others,
+)
 from minisandbox.build.planning.recipes import (
     find_recipe,
     limits_of,
     read_recipes,
     recipe_files,
 )
+from minisandbox.build.planning.rows import Row
 from minisandbox.build.planning.specifications import (
     environment_commit,
     export_files,
@@ -53,6 +59,8 @@ from minisandbox.sandbox.limits.declared import loosest
 
 #: Files up to this many bytes are digested by content, larger ones by size and modification time.
 _DIGEST_CONTENT_UP_TO = 256 * 2**20
+#: Modules of ``planning`` whose text is a part of the plan's digest.
+_DECIDING = ("containers", "rows", "specifications", "task_repository")
 
 
 def ensure_plan(
@@ -115,9 +123,13 @@ def _digest(config: Config, base: Mapping[str, Any]) -> str:
 
 
 def _code_digest() -> str:
-    """What of this package decides recipes that nobody wrote: pins and tables change with it."""
+    """What of this package decides how rows are read, and recipes that nobody wrote: pins and
+    tables change with it.
+    """
     package = resources.files("minisandbox.build.planning")
-    parts = [package / "specifications.py", *sorted((package / "conda").iterdir(), key=str)]
+    parts = [package / f"{name}.py" for name in _DECIDING]
+    for name in ("conda", "formats"):
+        parts += sorted((package / name).iterdir(), key=str)
     return keys.digest_of(
         {
             "pins": {name: pin.digest for name, pin in PINS.items()},
@@ -128,9 +140,10 @@ def _code_digest() -> str:
 
 def _file_digest(path: Path) -> str:
     if path.is_dir():
-        return keys.digest_of(
-            [[str(item), _file_digest(item)] for item in sorted(path.rglob("*")) if item.is_file()]
-        )
+        inside = [item.relative_to(path) for item in sorted(path.rglob("*")) if item.is_file()]
+        # Not what tools keep there for themselves: .git of a clone, .cache of a download.
+        shown = [item for item in inside if not any(part[0] == "." for part in item.parts)]
+        return keys.digest_of([[str(path / item), _file_digest(path / item)] for item in shown])
     try:
         stat = path.stat()
         if stat.st_size > _DIGEST_CONTENT_UP_TO:
@@ -148,21 +161,19 @@ def make_plan(
 ) -> tuple[dict[str, Any], PlanIndex]:
     """All shards by path below the plan folder, and their index."""
     recipes = read_recipes(Path(config.recipes))
-    rows = _read_rows(config, where)
-    urls = {dataset.name: dataset.git_url or config.git_url for dataset, *_ in rows}
+    datasets = _read_datasets(config, where)
+    urls = {dataset.name: dataset.git_url or config.git_url for dataset, *_ in datasets}
     planned: list[tuple[InstancePlan, Recipe]] = []
     unplanned: list[Unplanned] = []
-    for dataset, path, instances in rows:
-        specified: dict[str, Recipe] = {}
-        if dataset.specifications:
-            specified = specified_recipes(dataset, path, instances, Path(config.tools_path))
-        for instance in instances:
-            named = _pair_recipe(dataset, instance) or dataset.recipe
-            recipe = find_recipe(recipes, instance, named) or specified.get(instance.instance_id)
-            if recipe is not None:
-                planned.append((instance, recipe))
-            elif _selected(instance.instance_id, config.instances):
-                unplanned.append(_without_recipe(instance, named, dataset, config.recipes))
+    formats: Counter[str] = Counter()
+    for dataset, path, rows in datasets:
+        for row, recipe in _with_recipes(dataset, path, rows, recipes, config):
+            wanted = _selected(row.instance.instance_id, config.instances)
+            formats[row.format.name] += wanted
+            if isinstance(recipe, Recipe):
+                planned.append((row.instance, recipe))
+            elif wanted:
+                unplanned.append(recipe)
     selected = [item for item, _ in planned if _selected(item.instance_id, config.instances)]
     shards: dict[str, Any] = {}
     # Before the selection: which versions a release repository has decides its commits.
@@ -189,38 +200,72 @@ def make_plan(
         environments=entries,
         instances=len(selected),
         unplanned=len(unplanned),
+        reasons=dict(Counter(item.kind for item in unplanned).most_common()),
+        formats=dict((+formats).most_common()),
     )
     return shards, index
 
 
-def _read_rows(config: Config, where: str) -> list[tuple[DatasetConfig, Path, list[InstancePlan]]]:
+def _read_datasets(config: Config, where: str) -> list[tuple[DatasetConfig, Path, list[Row]]]:
     """Every dataset with its file and all its rows; ids are unique over all of them."""
-    rows: list[tuple[DatasetConfig, Path, list[InstancePlan]]] = []
+    found: list[tuple[DatasetConfig, Path, list[Row]]] = []
     seen: dict[str, str] = {}
+    repeated: dict[str, InvalidInput] = {}
     for name in config.datasets:
         dataset = read_dataset_config(Path(name))
-        if any(dataset.name == other.name for other, *_ in rows):
+        if any(dataset.name == other.name for other, *_ in found):
             raise InvalidInput(
                 f"{name}: key 'name'", f"is {dataset.name!r}, as in another dataset file"
             )
         source = dataset.path or dataset.hub or "pairs"
-        instances = read_instances(dataset, Path(name))
-        for number, instance in enumerate(instances, 1):
-            place = f"{name} ({source}, row {number})"
-            if instance.instance_id in seen:
-                raise InvalidInput(
+        rows = read_rows(dataset, Path(name))
+        for row in rows:
+            instance_id = row.instance.instance_id
+            place = f"{name} ({source}, {row.place})"
+            if instance_id in seen:
+                repeated[place] = InvalidInput(
                     f"{place}: key 'instance_id'",
-                    f"{instance.instance_id!r} was used before, in {seen[instance.instance_id]}",
+                    f"{instance_id!r} was used before, in {seen[instance_id]}",
                     "every id has to be unique over all datasets of a run",
                 )
-            seen[instance.instance_id] = place
-        rows.append((dataset, Path(name), instances))
+            seen.setdefault(instance_id, place)
+        found.append((dataset, Path(name), rows))
+    if repeated:
+        first, *others = repeated
+        raise with_others(repeated[first], others)
     if not any(_selected(instance_id, config.instances) for instance_id in seen):
         raise InvalidInput(
             f"{where}: key 'instances'",
             f"{', '.join(config.instances)} matches none of {len(seen)} instances",
         )
-    return rows
+    return found
+
+
+def _with_recipes(
+    dataset: DatasetConfig,
+    path: Path,
+    rows: Sequence[Row],
+    recipes: Mapping[str, Recipe],
+    config: Config,
+) -> Iterator[tuple[Row, Recipe | Unplanned]]:
+    """Each row with the recipe that builds it, or why none does. A recipe file goes before what the
+    row says of itself, and that before what others specify.
+    """
+    specified: dict[str, Recipe] = {}
+    if dataset.specifications:
+        buildable = [row.instance for row in rows if row.refusal is None]
+        specified = specified_recipes(dataset, path, buildable, Path(config.tools_path))
+    for row in rows:
+        instance, refusal = row.instance, row.refusal
+        named = _pair_recipe(dataset, instance) or dataset.recipe
+        recipe = None
+        if refusal is None or not refusal.final:
+            recipe = find_recipe(recipes, instance, named)
+        if recipe is None and refusal is not None:
+            yield row, Unplanned(instance, refusal.kind, refusal.message)
+            continue
+        recipe = recipe or specified.get(instance.instance_id)
+        yield row, recipe or _without_recipe(row, named, dataset, config.recipes)
 
 
 def _selected(instance_id: str, patterns: Sequence[str]) -> bool:
@@ -239,9 +284,8 @@ def _pair_recipe(dataset: DatasetConfig, instance: InstancePlan) -> str:
     return named[0] or release.project
 
 
-def _without_recipe(
-    instance: InstancePlan, named: str, dataset: DatasetConfig, folder: str
-) -> Unplanned:
+def _without_recipe(row: Row, named: str, dataset: DatasetConfig, folder: str) -> Unplanned:
+    instance = row.instance
     wanted = (
         f"{folder}/{named}.yaml" if named else f"a file in {folder} with 'repo: {instance.repo}'"
     )
@@ -251,6 +295,8 @@ def _without_recipe(
             f"{dataset.specifications} specifies no {instance.repo} "
             f"{instance.version or '(the row has no version)'}: add {wanted}"
         )
+    if row.format.unused:
+        message += f" ({row.format.unused})"
     return Unplanned(instance, "recipe", message)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -88,9 +89,17 @@ def make_plan(arguments: argparse.Namespace) -> int:
         f"in {len(index.environments)} environments, "
         f"{batches} batches; Pythons: {', '.join(index.pythons)}"
     )
+    print(f"rows: {_counted(index.formats)}")
     if index.unplanned:
-        print(f"{index.unplanned} rows cannot be built; the manifest will say why")
+        print(
+            f"{index.unplanned} rows cannot be built ({_counted(index.reasons)}); "
+            "the manifest will say why"
+        )
     return EXIT_OK
+
+
+def _counted(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in numbers.items())
 
 
 def build_stage(arguments: argparse.Namespace) -> int:

@@ -219,7 +219,10 @@ class EnvironmentEntry:
 
 @dataclass(frozen=True)
 class PlanIndex:
-    """The table of contents of the plan; ``digest`` covers everything that was read to make it."""
+    """The table of contents of the plan; ``digest`` covers everything that was read to make it.
+
+    ``formats`` counts all selected rows, ``reasons`` the unplanned ones by kind of failure.
+    """
 
     schema: int
     digest: str
@@ -229,3 +232,5 @@ class PlanIndex:
     environments: Mapping[str, EnvironmentEntry]
     instances: int
     unplanned: int
+    reasons: Mapping[str, int] = field(default_factory=dict[str, int])
+    formats: Mapping[str, int] = field(default_factory=dict[str, int])

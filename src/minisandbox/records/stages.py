@@ -21,6 +21,8 @@ Status = Literal["ok", "failed"]
 
 #: What a failure can be called; ``docs/formats.md`` says what each means and what to do.
 FAILURE_KINDS = (
+    "format",
+    "language",
     "recipe",
     "clone",
     "lock",
