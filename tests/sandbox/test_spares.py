@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,10 +115,10 @@ def test_what_differs_otherwise_does_not_matter(start, make_layer, fresh_server:
 def test_one_that_somebody_kills_is_replaced(start, fresh_server: None, what: str) -> None:
     one = start()
     prepared = ready(server_of(one))
-    for pid in prepared:
-        starter = int(status(pid)["PPid"])
-        os.kill(starter if what == "starter" else pid, signal.SIGKILL)
-    assert eventually(lambda: not set(spares(server_of(one))) & set(prepared))
+    starters = [int(status(pid)["PPid"]) for pid in prepared]
+    for pid in starters if what == "starter" else prepared:
+        os.kill(pid, signal.SIGKILL)
+    assert eventually(lambda: not any(map(status, [*starters, *prepared])))
     other = start()
     assert other.run("echo fine").stdout == b"fine\n"
     assert not set(ready(server_of(one))) & {other.pid, *prepared}
@@ -407,3 +408,37 @@ def test_first_requests_at_once(start, fresh_server: None, count: int) -> None:
             texts = [b"%d\n0\n" % number for number in range(count)]
             assert [result.stdout for result in said] == texts
         box.close()
+
+
+def test_a_first_monitor_that_is_stopped_keeps_nobody_waiting(start, fresh_server: None) -> None:
+    def stop() -> None:
+        while not done:
+            with suppress(ProcessLookupError):
+                os.kill(first, signal.SIGSTOP)
+            time.sleep(0.002)
+
+    for _ in range(5):
+        done: list[bool] = []
+        box = start()
+        (first,) = descendants(box.pid)
+        with ThreadPoolExecutor(3) as threads:
+            stopping = threads.submit(stop)
+            said = [threads.submit(box.run, "echo fine", timeout=20) for _ in range(2)]
+            time.sleep(0.02)
+            done.append(True)
+            assert [result.result().stdout for result in said] == [b"fine\n"] * 2
+            stopping.result()
+        box.close()
+
+
+@pytest.mark.parametrize("what", ["starter", "init"])
+def test_a_spare_that_is_stopped_does_not_keep_the_server(
+    start, fresh_server: None, what: str
+) -> None:
+    box = start()
+    server = box._link.server
+    for pid in ready(server.process.pid):
+        os.kill(int(status(pid)["PPid"]) if what == "starter" else pid, signal.SIGSTOP)
+    server.close(20)
+    assert server.process.returncode == 0
+    assert not status(server.process.pid)

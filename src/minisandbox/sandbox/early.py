@@ -10,6 +10,7 @@ program of the sandbox ever meets a process that has given up less.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 
 from minisandbox import linux
@@ -47,8 +48,9 @@ class EarlyMonitor:
             os.close(mounts)
 
     def dismiss(self) -> None:
-        """Let it end, and leave nothing of it: a sandbox in which something is left is not idle."""
+        """End it, and leave nothing of it: a sandbox in which something is left is not idle."""
         self.link.close()
+        os.kill(self.pid, signal.SIGKILL)  # it may be stopped
         os.waitpid(self.pid, 0)
 
 

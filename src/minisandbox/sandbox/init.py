@@ -174,7 +174,13 @@ class Init:
     def _await_joined(self) -> bool:
         """Wait until the first monitor is as all others will be; False where it has ended."""
         monitor, self._joining = self._joining, None
-        return monitor is None or bool(wire.receive(monitor.link)[0])
+        if monitor is None:
+            return True
+        poller = select.poll()
+        poller.register(monitor.link, select.POLLIN)
+        while not poller.poll(_PAUSE):
+            processes.send_signal(monitor.pid, signal.SIGCONT)  # if something outside stopped it
+        return bool(wire.receive(monitor.link)[0])
 
     def _give(self, token: str, fds: list[int]) -> int:
         """Have the request in ``fds`` served by the spare monitor, or by a new one; its pid, or 0

@@ -257,8 +257,9 @@ class Server:
         if box is None:  # a spare that nobody needs any more, or that was killed
             self._spares.forget(start)
             start.close()
-            if pid:  # without orders it ends by itself
+            if pid:  # without orders it would end by itself, but for one that is stopped
                 self._children[pid] = lambda _: self._keeper.give_up(start.reservation)
+                os.kill(pid, signal.SIGKILL)
             else:
                 self._keeper.give_up(start.reservation)
             return

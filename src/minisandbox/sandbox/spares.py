@@ -7,7 +7,9 @@ again.
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 import socket
 import time
 
@@ -95,6 +97,7 @@ class Start:
     def dismiss(self) -> None:
         """There will be no orders: it ends, and its PID 1 with it."""
         self.orders.close()
+        os.kill(self.pid, signal.SIGCONT)  # it may be stopped, and the server waits for its end
 
     def close(self) -> None:
         """It has ended, or never began."""
