@@ -13,6 +13,8 @@ import resource
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -263,13 +265,29 @@ def test_the_same_where_no_control_group_can_be_made(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
+def eventually(claim: Callable[[], bool], seconds: float = 20.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if claim():
+            return True
+        time.sleep(0.01)
+    return claim()
+
+
 def test_a_killed_server_leaves_no_control_group_for_long(
     start, fresh_server: None, idmap: IdMap
 ) -> None:
+    texts = [Path("/proc/self", name).read_text() for name in ("cgroup", "mountinfo")]
+    places = [Path(place.directory) for place in cgroups.find(*texts)]
+
     def there() -> set[str]:
-        texts = [Path("/proc/self", name).read_text() for name in ("cgroup", "mountinfo")]
-        places = [Path(place.directory) for place in cgroups.find(*texts)]
         return {path.name for place in places for path in place.glob("minisandbox-*")}
+
+    def members() -> str:
+        groups = [place / name for place in places for name in mine]
+        return "".join(
+            path.read_text() for group in groups for path in group.glob("*/cgroup.procs")
+        )
 
     box = start()
     # Not what came since before: other servers start at any time.
@@ -279,6 +297,7 @@ def test_a_killed_server_leaves_no_control_group_for_long(
     assert mine <= there()
     box._link.server.process.kill()
     box._link.server.process.wait()
+    assert eventually(lambda: not members())
     again = start()
     assert not mine & there()
     again.close()
