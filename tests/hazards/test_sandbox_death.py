@@ -411,3 +411,15 @@ def test_many_at_once(start, scratch: Path) -> None:
         thread.join()
     assert len(started) == 24
     assert {box.run("echo x").stdout for box in started} == {b"x\n"}
+
+
+def test_a_scratch_directory_that_was_removed_and_made_again_is_used(
+    start, scratch: Path, idmap: IdMap
+) -> None:
+    one = start()
+    remove_tree(scratch, idmap)
+    scratch.mkdir()
+    with start() as other:
+        assert other.run("echo fine").stdout == b"fine\n"
+    one.close()
+    assert start().run("echo fine").stdout == b"fine\n"

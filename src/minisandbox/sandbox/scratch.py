@@ -54,8 +54,9 @@ class Homes:
         self._homes: dict[str, Home] = {}
 
     def find(self, scratch: str) -> Home | None:
-        """That below ``scratch``, if there is one."""
-        return self._homes.get(scratch)
+        """That below ``scratch``, if there is one, which somebody may have removed."""
+        home = self._homes.get(scratch)
+        return home if home is not None and os.path.isdir(home.path) else None
 
     def create(self, scratch: str) -> Home:
         """Make that below ``scratch``; raises ``OSError``."""
@@ -70,7 +71,8 @@ class Homes:
     def tidy(self, home: Home) -> None:
         """Remove it if it has no users."""
         if not home.users:
-            del self._homes[home.scratch]
+            if self._homes.get(home.scratch) is home:  # and no other has taken its place
+                del self._homes[home.scratch]
             home.drop()
 
 
