@@ -7,6 +7,7 @@ has no line in tests/allowed-skips.txt fails the run, and so does a run in which
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ class SkipAccount:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell has jobs in the background ignore Ctrl-C, and so would all that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("MINISANDBOX_STRICT_SKIPS") == "1":
         config.pluginmanager.register(SkipAccount(), "skip-account")
 
