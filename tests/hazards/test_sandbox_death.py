@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,17 +18,9 @@ import pytest
 from minisandbox.errors import HostUnsupported, InvalidInput, SandboxDied
 from minisandbox.idmap import IdMap, remove_tree
 from minisandbox.sandbox import Limits, Profile, Sandbox, connection, wire
+from waiting import eventually
 
 SOURCE = Path(connection.__file__).parents[2]
-
-
-def eventually(claim: Callable[[], bool], seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if claim():
-            return True
-        time.sleep(0.02)
-    return claim()
 
 
 def gone(pid: int) -> bool:

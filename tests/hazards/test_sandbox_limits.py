@@ -13,8 +13,6 @@ import resource
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +21,7 @@ from minisandbox.errors import SandboxDied, SandboxFileError
 from minisandbox.idmap import IdMap
 from minisandbox.sandbox import Limits, Profile, Sandbox
 from minisandbox.sandbox.limits import cgroups
+from waiting import eventually
 
 MIB = 1 << 20
 SIMULATE = Path(__file__).parents[1] / "hosts/simulate.py"
@@ -263,15 +262,6 @@ def test_the_same_where_no_control_group_can_be_made(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[2],
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-
-
-def eventually(claim: Callable[[], bool], seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if claim():
-            return True
-        time.sleep(0.01)
-    return claim()
 
 
 def test_a_killed_server_leaves_no_control_group_for_long(

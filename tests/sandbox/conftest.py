@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
@@ -38,16 +37,6 @@ def give_to_inside_root(root: Path, idmap: IdMap) -> None:
         uid, gid = idmap.host_uid(0), idmap.host_gid(0)
         for path in (root, *root.rglob("*")):
             os.chown(path, uid, gid, follow_symlinks=False)
-
-
-def eventually(claim: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether ``claim`` becomes true; the bound only says that it does not hang."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if claim():
-            return True
-        time.sleep(0.02)
-    return claim()
 
 
 @pytest.fixture(params=IDMAPS, ids=lambda idmap: idmap.kind)

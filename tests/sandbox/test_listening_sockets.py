@@ -7,9 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -20,18 +19,10 @@ from minisandbox.errors import InvalidInput, SandboxDied
 from minisandbox.idmap import IdMap
 from minisandbox.sandbox import Profile, Sandbox, launch
 from minisandbox.sandbox.profile import MOST_LISTENING
+from waiting import eventually
 
 PORT = 8099
 SOURCE = Path(launch.__file__).parents[2]
-
-
-def eventually(claim: Callable[[], bool], seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if claim():
-            return True
-        time.sleep(0.02)
-    return claim()
 
 
 class Handler(BaseHTTPRequestHandler):

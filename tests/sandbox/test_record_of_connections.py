@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from minisandbox import linux
 from minisandbox.idmap import current, remove_tree, single
 from minisandbox.sandbox import Attempt, Profile, Sandbox, launch
 from minisandbox.sandbox.watching import MOST_ADDRESSES, OTHERS
+from waiting import eventually
 
 SOURCE = Path(launch.__file__).parents[2]
 WATCHED = Profile(watch=True)
@@ -56,15 +57,6 @@ while True:
 def connect(box: Sandbox, family: int, address: object) -> str:
     command = ["python3", "-c", CONNECT, repr((int(family), address))]
     return box.run(command, timeout=30).stdout_text.strip()
-
-
-def eventually(claim: Callable[[], bool], seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if claim():
-            return True
-        time.sleep(0.02)
-    return claim()
 
 
 def counts(box: Sandbox) -> dict[str, int]:

@@ -25,6 +25,7 @@ import pytest
 from minisandbox import linux
 from minisandbox.idmap import IdMap, current, remove_tree, single
 from minisandbox.sandbox import Sandbox, connection, processes
+from waiting import eventually
 
 T = TypeVar("T")
 
@@ -39,15 +40,6 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 #: Every map this caller can use, which the sandboxes of a test take in turn: an ordinary user with
 #: a range of ids has two.
 IDMAPS = [current()] if current().kind in ("root", "single") else [current(), single()]
-
-
-def eventually(claim: Callable[[], bool], seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if claim():
-            return True
-        time.sleep(0.02)
-    return claim()
 
 
 def left_in(*scratches: Path) -> list[str]:

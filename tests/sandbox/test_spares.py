@@ -21,18 +21,10 @@ from minisandbox.errors import HostUnsupported
 from minisandbox.idmap import IdMap
 from minisandbox.sandbox import Limits, Profile, Sandbox, connection, wire
 from minisandbox.sandbox.processes import descendants
+from waiting import eventually
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 DEFAULT = Profile()
-
-
-def eventually(claim: Callable[[], bool], seconds: float = 20.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if claim():
-            return True
-        time.sleep(0.01)
-    return claim()
 
 
 def status(pid: int) -> dict[str, str]:
