@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from types import TracebackType
+
+from minisandbox.closing import Closing
 
 #: Levels whose descriptors are kept; below them only the deepest one is, so that a tree of any
 #: depth needs few of the 1,024 descriptors a process usually has.
@@ -19,7 +20,7 @@ _FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 Make = Callable[[int, tuple[bytes, ...]], None]
 
 
-class Beneath:
+class Beneath(Closing):
     """Opens directories below ``root_fd`` and keeps the way to the latest one open.
 
     Archives are in path order, so the next directory is nearly always the same one or a neighbour.
@@ -32,15 +33,8 @@ class Beneath:
         self._kept: list[int] = []
         self._deepest: int | None = None
 
-    def __enter__(self) -> Beneath:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close what is open."""
         self._retreat(0)
 
     def directory(self, parts: Sequence[bytes], make: Make | None = None) -> int:

@@ -7,8 +7,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 
+from minisandbox.closing import Closing
 from minisandbox.idmap import IdMap
 from minisandbox.records.layer import LayerRef
 from minisandbox.runtime import worktree
@@ -49,7 +49,7 @@ def environment_variables(network: str) -> dict[str, str]:
     }
 
 
-class Instance:
+class Instance(Closing):
     """A running instance. Use as a context manager; everything done in it is gone when it
     closes.
 
@@ -143,17 +143,6 @@ class Instance:
     def close(self) -> None:
         """End every process and remove every change."""
         self.sandbox.close()
-
-    def __enter__(self) -> Instance:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def start_instance(

@@ -15,9 +15,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
+from minisandbox.closing import Closing
 from minisandbox.errors import InvalidInput
 from minisandbox.idmap import IdMap, current
 from minisandbox.sandbox import arguments, capture, exchange, terminal
@@ -54,7 +54,7 @@ class _Options:
     start_timeout: float
 
 
-class Sandbox:
+class Sandbox(Closing):
     """One process tree in namespaces of its own, over a stack of layers. Made by :meth:`start`."""
 
     def __init__(
@@ -165,17 +165,6 @@ class Sandbox:
         """
         watcher = self._link.watcher
         return watcher.attempts() if watcher is not None else ()
-
-    def __enter__(self) -> Sandbox:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @blocking
     def run(

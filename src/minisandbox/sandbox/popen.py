@@ -11,14 +11,14 @@ import signal
 import socket
 import threading
 import time
-from types import TracebackType
 
+from minisandbox.closing import Closing
 from minisandbox.sandbox import arguments, capture, wire
 from minisandbox.sandbox.requests import EXIT_KILLED, Requests
 from minisandbox.sandbox.steps import Cancelled, Steps, Wait, blocking
 
 
-class Process:
+class Process(Closing):
     """A program that runs in a sandbox beside others. Made by ``Sandbox.popen``.
 
     ``pid`` is its process id inside, and that of its process group; 0 when it could not be started,
@@ -128,17 +128,6 @@ class Process:
             if stream is not None:
                 stream.close()
         self._requests.release(self)
-
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _end(self) -> Steps[None]:
         self._tell("kill")

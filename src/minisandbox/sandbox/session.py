@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
+from minisandbox.closing import Closing
 from minisandbox.errors import InvalidInput, SessionDied
 from minisandbox.sandbox import arguments, capture, wire
 from minisandbox.sandbox.requests import Requests
@@ -31,7 +31,7 @@ class SessionResult(Result):
     shell_ended: bool = False
 
 
-class Session:
+class Session(Closing):
     """A bash that keeps its directory, variables, functions, options and jobs from one command to
     the next. Made by ``Sandbox.session``.
 
@@ -151,17 +151,6 @@ class Session:
         """Close what this client has of the session, upon which its monitor ends its tree."""
         if self._channel is not None:
             self._give_up(self._channel, reason)
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _occupy(self) -> socket.socket:
         """Make the next command ours; its number is then the one that runs."""

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Literal
 
+from minisandbox.closing import Closing
 from minisandbox.sandbox.connection import Server
 
 #: ``sealed``: nothing ran, so the upper directory was left as it is, and the sandbox goes on above
@@ -56,7 +56,7 @@ class Kept:
                 pass  # its server was killed: the next one removes what is left
 
 
-class Snapshot:
+class Snapshot(Closing):
     """What a sandbox held at one moment, for :meth:`Sandbox.start_from`; a context manager.
 
     ``way`` says how it was taken, ``seconds`` how long that took. Files only: processes, and what
@@ -96,17 +96,6 @@ class Snapshot:
             self._closed = True
             for part in self._kept:
                 part.release()
-
-    def __enter__(self) -> Snapshot:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 @dataclass(frozen=True)

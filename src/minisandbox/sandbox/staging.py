@@ -11,14 +11,14 @@ import errno
 import os
 import shutil
 import stat
-from types import TracebackType
 
 from minisandbox import removal
+from minisandbox.closing import Closing
 
 _CONTENT = "content"
 
 
-class Staging:
+class Staging(Closing):
     """An empty directory on the file system of ``destination``; removed at the end of a ``with``.
 
     What is made at ``path`` goes to the destination by :meth:`put_in_place`. Raises ``OSError``
@@ -55,15 +55,8 @@ class Staging:
         removal.remove(self._home)
         _finish(self._target, status)
 
-    def __enter__(self) -> Staging:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Remove what has not been put in place."""
         removal.remove(self._home)
 
 

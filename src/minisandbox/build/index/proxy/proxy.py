@@ -14,8 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from urllib.parse import unquote
 
 from packaging.utils import canonicalize_name
@@ -29,6 +28,7 @@ from minisandbox.build.index.proxy.catalogue import Catalogue, Entry, TooManyPro
 from minisandbox.build.index.proxy.fetching import Address, Fetcher, Patience
 from minisandbox.build.index.proxy.files import Copy, Download, Downloads, FileCache, Start, Write
 from minisandbox.build.index.upstream import index_urls
+from minisandbox.closing import Closing
 from minisandbox.errors import StageFailed
 from minisandbox.records.lock import IndexFile, is_filename
 
@@ -70,7 +70,7 @@ class _Refused(Exception):
         super().__init__(sentence)
 
 
-class IndexProxy:
+class IndexProxy(Closing):
     """Serves ``http://<listener>/simple/``, as of ``date`` (``YYYY-MM-DD``, to its end in UTC).
 
     With a date, a file exists if it was uploaded by then; one without upload time does not, and is
@@ -118,17 +118,6 @@ class IndexProxy:
         self._server: Any = None
         self._channels: dict[int, Any] = {}
         self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def serve(self, listener: socket.socket) -> None:
         """Answer on a listening TCP socket, in threads of its own; ``close`` closes it."""
