@@ -1,9 +1,9 @@
 """The arrows between the modules of the package, read from the source itself.
 
-errors, atomic, closing, records, keys, linux, idmap <- process, archive, pipconfig <- store,
-sandbox <- runtime <- evaluate <- build <- cli. Beside cli are integrations: one module an ecosystem,
-which nothing here imports. Stages of the pipeline meet in records on disk and never import each
-other.
+errors, atomic, closing, records, keys, linux, idmap <- process, archive, pipconfig
+<- store, sandbox <- runtime <- evaluate <- build <- cli. Beside cli are integrations: one module an
+ecosystem, which nothing here imports. Stages of the pipeline meet in records on disk and never
+import each other.
 """
 
 from __future__ import annotations

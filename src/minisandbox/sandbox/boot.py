@@ -59,7 +59,7 @@ def become_init(starter: socket.socket, link: socket.socket, kind: dict[str, Any
         listening = _listen(spec["listen"])
         word = link.recv(4)  # from the server, when it has taken this process over
         linux.set_parent_death_signal(signal.SIGKILL)
-        if len(word) != 4 or not _is_open(link):
+        if len(word) != 4 or not wire.is_connected(link):
             return  # the server has ended, maybe before it could be the parent whose death is told
         kept = [control, *listening] + ([] if monitor is None else [monitor.link])
         hardening.harden(spec, [sock.fileno() for sock in kept])
@@ -138,10 +138,3 @@ def _report_ready(
     wire.send(control, "ready", box, str(pid), str(refusal), fds=fds)
     for fd in fds:
         os.close(fd)
-
-
-def _is_open(link: socket.socket) -> bool:
-    try:
-        return bool(link.recv(1, socket.MSG_DONTWAIT))
-    except BlockingIOError:
-        return True

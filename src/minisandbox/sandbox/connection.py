@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -101,12 +100,8 @@ class Server:
     def alive(self) -> bool:
         """Whether it still runs."""
         # Not by waitpid(2): a program that ignores SIGCHLD would be told that it has no child.
-        fd = self._requests.fileno()
-        if fd == -1:  # closed when it was found dead, or it is the parent's
-            return False
-        poller = select.poll()
-        poller.register(fd, select.POLLRDHUP)
-        return not poller.poll(0)
+        # The socket is closed when it was found dead, or where it is the parent's.
+        return wire.is_connected(self._requests)
 
     def name(self) -> str:
         """A name for a new sandbox, unique for this server."""

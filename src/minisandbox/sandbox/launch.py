@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import platform
-import select
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,12 +47,7 @@ class Link:
 
     def alive(self) -> bool:
         """Whether PID 1 still holds its end."""
-        fd = self.control.fileno()
-        if fd == -1:
-            return False
-        poller = select.poll()
-        poller.register(fd, select.POLLRDHUP)
-        return not poller.poll(0)
+        return wire.is_connected(self.control)
 
     def end_processes(self) -> None:
         """End PID 1 and with it every process of the sandbox; returns when they are gone."""

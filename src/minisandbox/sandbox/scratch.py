@@ -16,6 +16,8 @@ import os
 from minisandbox import linux
 
 _PREFIX = "box-"
+#: How often another server may come between the making and the locking of a directory.
+_TRIES = 3
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 #: A leftover: its path, and the descriptor of its lock.
@@ -78,11 +80,15 @@ class Homes:
 
 def _create(scratch: str) -> Home:
     """Make and lock a directory below ``scratch``."""
-    # Another server may take a new one for a leftover before it is locked.
-    return _claim(scratch) or _claim(scratch) or _claim(scratch) or _fail(scratch)
+    for _ in range(_TRIES):
+        home = _claim(scratch)
+        if home is not None:
+            return home
+    raise OSError(errno.EBUSY, "other servers remove what is made here", scratch)
 
 
 def _claim(scratch: str) -> Home | None:
+    """None where another server took it for a leftover before it was locked."""
     path = os.path.join(scratch, _PREFIX + os.urandom(6).hex())
     os.mkdir(path, 0o700)
     try:
@@ -99,10 +105,6 @@ def _claim(scratch: str) -> Home | None:
     # and sandboxes come and go: a sixth of all work of 256 starts.
     linux.spread_subdirectories(lock)
     return Home(scratch, path, lock)
-
-
-def _fail(scratch: str) -> Home:
-    raise OSError(errno.EBUSY, "other servers remove what is made here", scratch)
 
 
 def take_stale(scratch: str) -> list[Stale]:

@@ -8,7 +8,6 @@ again.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import time
@@ -90,9 +89,7 @@ class Start:
     @property
     def alive(self) -> bool:
         """Whether it can be given orders."""
-        poller = select.poll()
-        poller.register(self.orders, select.POLLRDHUP)
-        return not poller.poll(0)
+        return wire.is_connected(self.orders)
 
     def dismiss(self) -> None:
         """There will be no orders: it ends, and its PID 1 with it."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import array
 import marshal
 import os
+import select
 import socket
 from collections.abc import Sequence
 
@@ -53,6 +54,15 @@ def receive(sock: socket.socket, flags: int = 0) -> tuple[list[str], list[int]]:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     fields = data.decode("utf-8", "surrogateescape").split("\0") if data else []
     return fields, list(fds)
+
+
+def is_connected(sock: socket.socket) -> bool:
+    """Whether both ends are open."""
+    if sock.fileno() == -1:
+        return False
+    poller = select.poll()
+    poller.register(sock, select.POLLRDHUP)
+    return not poller.poll(0)
 
 
 def memory_file(name: str, data: bytes | memoryview) -> int:
