@@ -160,14 +160,25 @@ def test_it_ends_with_the_client(scratch: Path, idmap: IdMap) -> None:
     assert eventually(lambda: not any(map(status, [*prepared, server])))
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
-def test_mounts_of_the_host_that_came_after_it_are_seen(tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
-    (tmp_path / "layer").mkdir()
+def with_mounts_of_its_own(program: str) -> None:
+    """Run a program that mounts, where nobody else sees it."""
     program = f"""
 import subprocess, time
 from pathlib import Path
 from minisandbox.sandbox import Sandbox
+{program}"""
+    subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", program],
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
+def test_mounts_of_the_host_that_came_after_it_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "layer").mkdir()
+    with_mounts_of_its_own(f"""
 place = Path({str(tmp_path)!r})
 def look():
     with Sandbox.start([place / "layer"], scratch=place / "scratch") as box:
@@ -180,12 +191,23 @@ assert look() == b"mounted", look()
 assert look() == b"mounted"
 subprocess.run(["umount", place / "layer"], check=True)
 assert look() == b""
-"""
-    subprocess.run(
-        ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", program],
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-    )
+""")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to be root")
+def test_a_proc_that_was_covered_after_it_is_handed_in(tmp_path: Path) -> None:
+    with_mounts_of_its_own(f"""
+def look():
+    with Sandbox.start([], scratch=Path({str(tmp_path)!r})) as box:
+        time.sleep(0.5)
+        return box.run("cat /proc/1/comm").exit_code
+assert look() == 0
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/proc/irq"], check=True)
+assert look() == 0
+assert look() == 0
+subprocess.run(["umount", "/proc/irq"], check=True)
+assert look() == 0
+""")
 
 
 @pytest.fixture

@@ -45,6 +45,7 @@ class Starter:
         self._orders = orders
         self._link = link
         self._to_init: socket.socket | None = None
+        self._init = 0
         self._inside = -1
         self._prepared = 0
         self._steps: tuple[Callable[[], None], ...] = (
@@ -135,12 +136,9 @@ class Starter:
             raise rootfs.Refused("namespaces", error) from error
         finally:
             theirs.close()
-        self._to_init = ours
+        self._to_init, self._init = ours, pid
         self._inside = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         self._link.send(pid.to_bytes(4, "little"), socket.MSG_NOSIGNAL)
-        if kind["kind"] == "root" and rootfs.is_proc_covered():
-            # PID 1 may not mount a /proc, and root may.
-            _hand_proc(pid, ours)
 
     def _namespaces(self) -> int:
         return _NAMESPACES | (linux.CLONE_NEWNET if self._kind["network"] == "none" else 0)
@@ -159,12 +157,16 @@ class Starter:
 
     def _stage(self, spec: dict[str, Any], box: str) -> list[int]:
         """Mount what needs the caller's rights; returns the mount namespace for PID 1 to join, and
-        the staging directory in it.
+        the staging directory in it. Where the host's /proc is covered PID 1 may not mount one, and
+        root may: it is handed out.
 
         Everything is staged in a namespace of this process's. That of PID 1 is a copy of it that
         belongs to the user namespace of the sandbox, where the kernel lets nobody undo or change
         what was mounted outside of it (mount_namespaces(7)).
         """
+        if rootfs.is_proc_covered():
+            assert self._to_init is not None
+            _hand_proc(self._init, self._to_init)
         rootfs.unshare_mounts()
         rootfs.detach_from_host()
         rootfs.stage(spec, box)
