@@ -17,7 +17,7 @@ import pytest
 
 from minisandbox.errors import HostUnsupported, InvalidInput, SandboxDied
 from minisandbox.idmap import IdMap, remove_tree
-from minisandbox.sandbox import Limits, Profile, Sandbox, connection, wire
+from minisandbox.sandbox import Limits, Profile, Sandbox, connection, processes, wire
 from waiting import eventually
 
 SOURCE = Path(connection.__file__).parents[2]
@@ -372,6 +372,29 @@ from minisandbox.sandbox.limits import cgroups
     with pytest.raises(HostUnsupported, match=rf"not ready after 0\.5 s; .* was {slow}"):
         start(start_timeout=0.5)
     assert boxes(scratch) == []
+
+
+def test_a_server_that_was_killed_a_moment_ago_is_replaced(
+    start, monkeypatch: pytest.MonkeyPatch, fresh_server: None
+) -> None:
+    """A fork of it may hold its socket for a moment, and then nobody can see that it is gone."""
+    program = """
+import time
+from minisandbox.sandbox import processes
+real = processes.ChildWakeup.close
+def close(self):
+    time.sleep(0.5)
+    real(self)
+processes.ChildWakeup.close = close
+"""
+    whole = connection._BOOTSTRAP.replace("from minisandbox", program + "from minisandbox")
+    monkeypatch.setattr(connection, "_BOOTSTRAP", whole)
+    server = start()._link.server
+    assert eventually(lambda: len(processes.children(server.process.pid) or ()) > 1)
+    server.process.kill()
+    server.process.wait()
+    assert server.alive, "a fork of it holds the socket"
+    assert start().run("echo fine").stdout == b"fine\n"
 
 
 def test_a_fork_of_the_client_harms_no_sandbox(start, scratch: Path, idmap: IdMap) -> None:

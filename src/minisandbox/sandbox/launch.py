@@ -141,6 +141,16 @@ def launch(
     """
     spec = _spec(layers, scratch, idmap, profile)
     server = connection.current(timeout)
+    try:
+        return _launch(server, spec, profile, timeout)
+    except (HostUnsupported, BrokenPipeError):
+        if server.alive:
+            raise
+    # It was killed a moment ago: until now a fork of it held its socket, and nobody could see that.
+    return _launch(connection.current(timeout), spec, profile, timeout)
+
+
+def _launch(server: Server, spec: dict[str, Any], profile: Profile, timeout: float) -> Link:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link = Link(server, server.name(), ours)
     link.upper_in_memory = profile.upper == "memory"
