@@ -85,12 +85,30 @@ def has_children() -> bool:
     return True
 
 
+#: A fork bomb is never seen whole; what of it was seen is stopped before the next look.
+_LISTINGS = 10
+
+
 def _rows() -> list[tuple[int, int, int]]:
-    """Every process that has not ended, as pid, parent and time of birth, by /proc."""
+    """Every process that has not ended, as pid, parent and time of birth, by /proc.
+
+    One that was listed may have forked and ended before it is read, and what it forked is in no
+    list that was made before. So /proc is listed again until it holds nothing unseen.
+    """
     rows: list[tuple[int, int, int]] = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    seen: set[str] = set()
+    for _ in range(_LISTINGS):
+        unseen = [name for name in os.listdir("/proc") if name.isdigit() and name not in seen]
+        if not unseen:
+            break
+        seen.update(unseen)
+        rows.extend(_read_rows(unseen))
+    return rows
+
+
+def _read_rows(names: list[str]) -> list[tuple[int, int, int]]:
+    rows: list[tuple[int, int, int]] = []
+    for name in names:
         try:
             with open(f"/proc/{name}/stat", "rb") as stat:
                 # The program's name is in parentheses and may itself hold blanks and parentheses.
