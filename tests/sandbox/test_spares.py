@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.errors import HostUnsupported
+from minisandbox.errors import HostUnsupported, SandboxDied
 from minisandbox.idmap import IdMap
 from minisandbox.sandbox import Limits, Profile, Sandbox, connection, wire
 from minisandbox.sandbox.processes import descendants
@@ -221,7 +221,9 @@ def altered(
     def alter(program: str) -> Path:
         mark = tmp_path / "mark"
         mark.parent.chmod(0o755)
-        first = f"import os\ndef fails():\n    return os.path.exists({str(mark)!r})\n"
+        first = (
+            f"import os\nplace = {str(mark)!r}\ndef fails():\n    return os.path.exists(place)\n"
+        )
         whole = connection._BOOTSTRAP.replace("main()\n", f"{first}{program}main()\n")
         monkeypatch.setattr(connection, "_BOOTSTRAP", whole)
         return mark
@@ -345,14 +347,126 @@ Keeper.reserve, Keeper.give_up = counted, returned
     ready(server_of(box))
     mark.touch()
     for _ in range(2):
-        with pytest.raises(HostUnsupported, match="Broken pipe"):
+        with pytest.raises(HostUnsupported, match="starting a sandbox"):
             start()
-    # What is left is that of the sandbox, and of spares.
-    assert eventually(lambda: b"held" in wire.read_all(box._link.server._log))
+    # What is left is that of the sandbox, and of spares. Each start was tried twice.
+    assert eventually(lambda: wire.read_all(box._link.server._log).count(b"held") == 4)
     mark.unlink()
     ready(server_of(box))
     start().close()
-    assert eventually(lambda: wire.read_all(box._link.server._log).count(b"held") == 3)
+    assert eventually(lambda: wire.read_all(box._link.server._log).count(b"held") == 5)
+
+
+#: What is to be killed is ``self.pid`` or ``self.init``, once, before or after the orders.
+KILLED_ONCE = """
+from minisandbox.sandbox import spares
+real = spares.Start.order
+def order(self, *args):
+    pid = self.{process}
+    if not fails():
+        real(self, *args)
+    elif {before}:
+        os.remove(place)
+        os.kill(pid, 9)
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        real(self, *args)
+    else:
+        os.remove(place)
+        real(self, *args)
+        os.kill(pid, 9)
+spares.Start.order = order
+"""
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("process", ["pid", "init"])
+def test_a_start_is_tried_again_where_its_spare_was_killed(
+    start, altered: Callable[[str], Path], process: str, before: bool
+) -> None:
+    """Between the look that found it alive, and what it would have said."""
+    mark = altered(KILLED_ONCE.format(process=process, before=before))
+    box = start()
+    ready(server_of(box))
+    mark.touch()
+    assert start().run("echo fine").stdout == b"fine\n"
+    assert not mark.exists()
+    assert eventually(lambda: len(list(box._link.box.parent.iterdir())) == 2)
+
+
+@pytest.mark.parametrize("what", ["starter", "init"])
+def test_a_spare_that_is_stopped_keeps_no_start_waiting(
+    start, fresh_server: None, what: str
+) -> None:
+    box = start()
+    prepared = ready(server_of(box))
+    for pid in prepared:
+        os.kill(int(status(pid)["PPid"]) if what == "starter" else pid, signal.SIGSTOP)
+    others = [start(start_timeout=20) for _ in range(2)]
+    assert {other.pid for other in others} == set(prepared)
+    assert all(other.run("echo fine").ok for other in others)
+
+
+def test_a_namespace_that_cannot_be_opened_is_a_step_that_failed(
+    start, altered: Callable[[str], Path]
+) -> None:
+    mark = altered("""
+real = os.open
+def open_(path, *args, **kwargs):
+    if str(path).endswith("/ns/user") and fails():
+        raise OSError(24, "Too many open files", path)
+    return real(path, *args, **kwargs)
+os.open = open_
+""")
+    box = start()
+    prepared = ready(server_of(box))
+    mark.touch()
+    with pytest.raises(HostUnsupported, match=r"Too many open files .*ulimit -n") as caught:
+        start(profile=Profile(network="host"))
+    assert "Traceback" not in str(caught.value)
+    assert b"Traceback" not in wire.read_all(box._link.server._log)
+    mark.unlink()
+    assert start(profile=Profile(network="host")).run("echo fine").ok
+    assert set(prepared) & set(spares(server_of(box)))
+
+
+def test_an_error_quotes_nothing_of_earlier_starts(start, altered: Callable[[str], Path]) -> None:
+    mark = altered("""
+from minisandbox.sandbox import starter
+def begin(self):
+    if fails():
+        raise OSError(22, "Invalid argument")
+    os._exit(1)
+starter.Starter.start = begin
+""")
+    mark.touch()
+    with pytest.raises(HostUnsupported, match="Invalid argument"):
+        start()
+    mark.unlink()
+    with pytest.raises(HostUnsupported, match=r"host: its first process was killed; "):
+        start()
+
+
+def test_a_server_that_was_killed_did_not_say_what_starts_said(
+    start, altered: Callable[[str], Path]
+) -> None:
+    mark = altered("""
+from minisandbox.sandbox import starter
+real = starter.Starter.start
+def begin(self):
+    if fails():
+        raise OSError(22, "Invalid argument")
+    real(self)
+starter.Starter.start = begin
+""")
+    box = start()
+    ready(server_of(box))
+    mark.touch()
+    with pytest.raises(HostUnsupported, match="Invalid argument"):
+        start(profile=Profile(network="host"))
+    os.kill(server_of(box), signal.SIGKILL)
+    assert eventually(lambda: not box.alive)
+    with pytest.raises(SandboxDied, match=r"gone: the server of sandboxes was killed;"):
+        box.run("true")
 
 
 #: What /proc says of what a process may do.

@@ -35,6 +35,8 @@ _PACKAGE = str(Path(__file__).resolve().parents[1])
 
 #: Seconds that the end of this program waits for the server to remove what is left.
 _LAST_WAIT = 10.0
+#: Seconds that a process whose sockets are closed may need to be gone.
+_MOMENT = 1.0
 
 
 class Server:
@@ -125,10 +127,24 @@ class Server:
             raise BrokenPipeError("the server of sandboxes was killed")
         return answer
 
-    def log_tail(self) -> str:
-        """The last lines that the server and its forks wrote about themselves."""
-        lines = wire.read_all(self._log)[-4000:].decode("utf-8", "replace").strip().splitlines()
-        return " ".join(lines[-3:])
+    def log_size(self) -> int:
+        """How much has been logged so far, for :meth:`log_tail`."""
+        return os.fstat(self._log).st_size
+
+    def log_tail(self, since: int = 0) -> str:
+        """The last lines that the server and its forks wrote about themselves, of those after the
+        first ``since`` bytes.
+        """
+        written = wire.read_all(self._log)[since:][-4000:]
+        return " ".join(written.decode("utf-8", "replace").strip().splitlines()[-3:])
+
+    def last_words(self) -> str:
+        """What it logged when it ended; nothing where it was killed, or has not ended."""
+        try:
+            code = self.process.wait(_MOMENT)
+        except subprocess.TimeoutExpired:
+            return ""
+        return "" if code < 0 else self.log_tail()
 
     def close(self, patience: float) -> None:
         """Tell the server to end, with all its sandboxes, and wait at most ``patience`` seconds."""

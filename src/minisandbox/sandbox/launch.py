@@ -6,6 +6,7 @@ import errno
 import os
 import platform
 import socket
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,12 @@ MAX_LAYERS = 499
 #: Seconds that a start which failed waits for what it leaves to be removed: a process that waits
 #: for a disk cannot be ended.
 _PATIENCE = 10.0
+#: Seconds for a second try, whatever the first has taken.
+_LEAST = 1.0
+
+
+class _Lost(Exception):
+    """Something killed a process that a start depends on, and nobody is left to say more."""
 
 
 class Link:
@@ -43,6 +50,7 @@ class Link:
         self.unwatched = ""
         self.limits = Ledger("")
         self.upper_in_memory = False
+        self.logged = server.log_size()
         self._last_words = ""
 
     def alive(self) -> bool:
@@ -70,10 +78,10 @@ class Link:
 
     def copy(self) -> Kept:
         """A copy of the upper directory as it is now; raises ``OSError``."""
-        name = self.server.name()
+        name, logged = self.server.name(), self.server.log_size()
         answer = self.server.ask("copy", self.name, name)
         if answer[0] != "copied":
-            tail = " ".join(answer[1:]) or self.server.log_tail()
+            tail = " ".join(answer[1:]) or self.server.log_tail(logged)
             raise OSError(errno.EIO, f"the upper directory cannot be copied: {tail}")
         return Kept(self.server, name, Path(answer[1]) / "upper")
 
@@ -99,7 +107,7 @@ class Link:
             self._last_words = " ".join(fields[1:])
         if self._last_words or self.server.alive:
             return self._last_words
-        return self.server.log_tail() or "the server of sandboxes was killed"
+        return self.server.last_words() or "the server of sandboxes was killed"
 
     def close(self, patience: float | None = None) -> None:
         """End everything and wait until the directory is removed, at most ``patience`` seconds;
@@ -140,14 +148,20 @@ def launch(
     failures.
     """
     spec = _spec(layers, scratch, idmap, profile)
-    server = connection.current(timeout)
+    deadline = time.monotonic() + timeout
     try:
-        return _launch(server, spec, profile, timeout)
-    except (HostUnsupported, BrokenPipeError):
-        if server.alive:
-            raise
-    # It was killed a moment ago: until now a fork of it held its socket, and nobody could see that.
-    return _launch(connection.current(timeout), spec, profile, timeout)
+        return _launch(connection.current(timeout), spec, profile, timeout)
+    except _Lost:
+        pass
+    # What was killed may have waited for orders for a minute; or it was the server a moment ago,
+    # and until now a fork of it held its socket, so that nobody could see that.
+    left = max(deadline - time.monotonic(), _LEAST)
+    try:
+        return _launch(connection.current(left), spec, profile, left)
+    except _Lost as error:
+        raise HostUnsupported(
+            "starting a sandbox", str(error), "run `minisandbox doctor`"
+        ) from error
 
 
 def _launch(server: Server, spec: dict[str, Any], profile: Profile, timeout: float) -> Link:
@@ -162,7 +176,10 @@ def _launch(server: Server, spec: dict[str, Any], profile: Profile, timeout: flo
         request = orders.make(spec)
         try:
             with theirs:
-                server.send("start", link.name, fds=[request, theirs.fileno()])
+                try:
+                    server.send("start", link.name, fds=[request, theirs.fileno()])
+                except BrokenPipeError as error:
+                    raise _Lost("the server of sandboxes was killed") from error
             _take_over(link, spec, *_await_ready(link, request, timeout))
         finally:
             os.close(request)
@@ -242,9 +259,12 @@ def _await_ready(link: Link, request: int, timeout: float) -> tuple[int, list[in
         ) from None
     if fields[:1] == ["refused"]:
         raise refusals.explain(fields[1], int(fields[2]), fields[3])
+    if not fields:
+        raise _Lost(_reason_in_log(link))
     if fields[:1] != ["ready"]:
-        reason = " ".join(fields[1:]) or _reason_in_log(link)
-        raise HostUnsupported("starting a sandbox", reason, "run `minisandbox doctor`")
+        raise HostUnsupported(
+            "starting a sandbox", " ".join(fields[1:]), "run `minisandbox doctor`"
+        )
     link.control.settimeout(None)
     link.box = Path(fields[1])
     link.limits = Ledger(fields[1])
@@ -255,9 +275,9 @@ def _await_ready(link: Link, request: int, timeout: float) -> tuple[int, list[in
 def _reason_in_log(link: Link) -> str:
     try:
         link.server.ask("close", link.name)  # when that is done, all has been logged
-    except OSError:
-        pass  # the server has ended, and maybe logged why
-    return link.server.log_tail() or "its first process was killed"
+    except OSError:  # the server has ended, and maybe logged why
+        return link.last_words()
+    return link.server.log_tail(link.logged) or "its first process was killed"
 
 
 def _take_over(link: Link, spec: dict[str, Any], refusal: int, fds: list[int]) -> None:

@@ -154,6 +154,8 @@ class Server:
             # While that works: PID 1 does not serve before the starter has ended, which is seen
             # here.
             self._keeper.admit(name, spec, box.path, box.reservation)
+        except BrokenPipeError:
+            self._close(name, None)  # killed a moment ago: the client, told nothing, asks again
         except OSError as error:
             named = isinstance(error, linux.NamespacesRefused)
             step = "namespaces" if named else "processes" if name in self._boxes else "scratch"

@@ -71,6 +71,11 @@ class Start:
 
     def order(self, path: str, spec: int, control: int) -> None:
         """Have it start a sandbox at ``path``; raises ``OSError`` where it was killed."""
+        # Whoever stopped one, or its PID 1, did not know that somebody would wait for it. Both are
+        # there, or were not collected: no other process has their numbers.
+        for pid in (self.pid, self.init):
+            if pid:
+                os.kill(pid, signal.SIGCONT)
         with self.orders:
             wire.send(self.orders, "start", path, fds=[spec, control])
 

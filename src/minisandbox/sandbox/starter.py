@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 
 from minisandbox import linux
@@ -78,6 +79,8 @@ class Starter:
             pass  # PID 1 was killed a moment ago: nobody answers the client
         except rootfs.Refused as error:
             boot.refuse(control, error)
+        except OSError as error:  # of what lies between the steps: descriptors, most of all
+            boot.refuse(control, rootfs.Refused(orders.step(spec_fd) or "namespaces", error))
         # PID 1 becomes the server's child when this process ends, which is now.
 
     def _is_asked(self) -> bool:
@@ -136,9 +139,15 @@ class Starter:
             raise rootfs.Refused("namespaces", error) from error
         finally:
             theirs.close()
+        try:
+            self._inside = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            self._link.send(pid.to_bytes(4, "little"), socket.MSG_NOSIGNAL)
+        except OSError as error:
+            ours.close()
+            os.kill(pid, signal.SIGKILL)  # when this step is done again, there is to be one
+            os.waitpid(pid, 0)
+            raise rootfs.Refused("namespaces", error) from error
         self._to_init, self._init = ours, pid
-        self._inside = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        self._link.send(pid.to_bytes(4, "little"), socket.MSG_NOSIGNAL)
 
     def _namespaces(self) -> int:
         return _NAMESPACES | (linux.CLONE_NEWNET if self._kind["network"] == "none" else 0)
