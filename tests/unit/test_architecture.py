@@ -62,6 +62,7 @@ SHARED = frozenset(
         "relocate",
         "schemas",
         "stage",
+        "system_packages",
         "virtualenv_tool",
         "workshop",
     }

@@ -19,7 +19,10 @@ LISTED = {
     "python": "3.9",
     "packages": "numpy",
     "pip_packages": ["six==1.16.0"],
-    "pre_install": ["apt-get update && apt-get install -y locales", "sed -i s/a/b/ setup.py"],
+    "pre_install": [
+        "apt-get update && apt-get install -y locales libfreetype6-dev graphviz",
+        "sed -i s/a/b/ setup.py",
+    ],
     "install": "python -m pip install -e .",
     "test_cmd": "pytest -rA",
 }
@@ -68,9 +71,8 @@ def test_an_entry_becomes_a_recipe() -> None:
     assert recipe.packages == ("numpy",)
     assert recipe.pip_packages == ("six==1.16.0",)
     assert recipe.install == "set -eu\nsed -i s/a/b/ setup.py\npython -m pip install -e ."
-    assert recipe.dropped == (
-        "apt-get update && apt-get install -y locales (the base is not changed)",
-    )
+    assert recipe.dropped == ("locales (locales are part of every environment)",)
+    assert recipe.system_packages == ("graphviz", "libfreetype6-dev")
 
 
 def test_rows_without_an_entry_have_no_recipe() -> None:

@@ -22,6 +22,7 @@ from minisandbox.build import stage
 from minisandbox.build.index import locks
 from minisandbox.build.index.egress import IndexAccess
 from minisandbox.build.planning.requirement_files import requirements_of
+from minisandbox.build.system_packages import missing_packages, named_in_failures
 from minisandbox.build.virtualenv_tool import supports, virtualenv_folder
 from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import StageFailed
@@ -73,6 +74,7 @@ def run(
     store = Store(Path(plan.store))
     log = record_path.with_suffix(".log")
     lock, no_lock = _lock_of(plan, lock_path)
+    missing = missing_packages(plan.base, plan.system_packages)
     inputs = keys.digest_of(
         {
             "method": _METHOD,
@@ -83,6 +85,7 @@ def run(
             "clones": [
                 [clone.failure.kind, clone.failure.message] for clone in clones if clone.failure
             ],
+            **({"missing_packages": list(missing)} if missing else {}),
         }
     )
 
@@ -98,9 +101,14 @@ def run(
         if lock is not None:
             lock.check_python(interpreter.python)
         listed = requirements_of(plan, clones)
-        with _workshop(plan, interpreter, store, log, lock.files if lock else None) as shop:
+        files = lock.files if lock else None
+        with (
+            named_in_failures(missing),
+            _workshop(plan, interpreter, store, log, files) as shop,
+        ):
             record = _build(shop, plan, interpreter, (*listed.packages, *plan.packages), lock)
-        return replace(record, dropped=(*plan.dropped, *listed.dropped))
+        dropped = (*plan.dropped, *listed.dropped)
+        return replace(record, dropped=dropped, missing_packages=missing)
 
     return stage.run_stage(
         EnvironmentRecord,

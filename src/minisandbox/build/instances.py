@@ -24,6 +24,7 @@ from minisandbox.build.checkouts.scm_versions import pretended_versions
 from minisandbox.build.index import locks
 from minisandbox.build.index.egress import IndexAccess
 from minisandbox.build.index.wheelhouse import pack_wheelhouse
+from minisandbox.build.system_packages import named_in_failures
 from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import InvalidInput, StageFailed
 from minisandbox.records import codec
@@ -119,6 +120,7 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
         [clone.commits.get(release.before), clone.commits.get(release.after)] if release else []
     )
     failures = [clone.failure, batch.environment.failure]
+    missing = batch.environment.missing_packages
     return keys.digest_of(
         {
             "instance_id": instance.instance_id,
@@ -140,6 +142,7 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
             "lock": _lock_text(batch, instance),
             "smoke": [recipe.parser, recipe.grader],
             "scripts": scripts_digest(),
+            **({"missing_packages": list(missing)} if missing else {}),
         }
     )
 
@@ -168,17 +171,20 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
     seconds = {"checkout": clock.seconds}
     below = (*environment.layers, checkout.layer)
     mirror = Bind(source=Path(clone.mirror).resolve(), target=f"{TOOLS}/mirror")
-    with Workshop(
-        below,
-        store=batch.store,
-        network=batch.plan.network,
-        log=log,
-        name=instance.instance_id,
-        binds=(mirror,),
-        env={"SOURCE_DATE_EPOCH": str(checkout.date), **recipe.env},
-        index=_index(batch, instance),
-        limits=batch.limits,
-    ) as shop:
+    with (
+        named_in_failures(environment.missing_packages),
+        Workshop(
+            below,
+            store=batch.store,
+            network=batch.plan.network,
+            log=log,
+            name=instance.instance_id,
+            binds=(mirror,),
+            env={"SOURCE_DATE_EPOCH": str(checkout.date), **recipe.env},
+            index=_index(batch, instance),
+            limits=batch.limits,
+        ) as shop,
+    ):
         with lent_history(shop, mirror.target, checkout.commit) as kept:
             if recipe.install.strip():
                 shop.run(
@@ -209,6 +215,7 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         head_tree=head.tree,
         layers=(*below, *([wheelhouse] if wheelhouse else []), layer),
         env=env,
+        missing_packages=environment.missing_packages,
         network=use,
         **shop.ran_under,
         reach=batch.plan.network,

@@ -60,7 +60,7 @@ from minisandbox.sandbox.limits.declared import loosest
 #: Files up to this many bytes are digested by content, larger ones by size and modification time.
 _DIGEST_CONTENT_UP_TO = 256 * 2**20
 #: Modules of ``planning`` whose text is a part of the plan's digest.
-_DECIDING = ("containers", "rows", "specifications", "task_repository")
+_DECIDING = ("containers", "debian", "rows", "specifications", "task_repository")
 
 
 def ensure_plan(
@@ -395,6 +395,8 @@ def environment_plan(recipe: Recipe, base: Mapping[str, Any], config: Config) ->
         "base": dict(base),
         "network": config.network,
     }
+    if recipe.system_packages:
+        content["system_packages"] = sorted(set(recipe.system_packages))
     key = keys.digest_of(content)
     slug = f"{keys.slug(recipe.repo)}-py{python_slug(recipe.python)}-{keys.short(key)}"
     return EnvironmentPlan(
@@ -418,6 +420,7 @@ def environment_plan(recipe: Recipe, base: Mapping[str, Any], config: Config) ->
         tools=config.tools_path,
         index_cache=config.index_cache_path,
         lock=config.from_lock,
+        system_packages=tuple(sorted(set(recipe.system_packages))),
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from minisandbox import atomic
 from minisandbox.build.dropping import spare
+from minisandbox.build.system_packages import missing_hint
 from minisandbox.errors import (
     EXIT_OK,
     EXIT_TRANSIENT,
@@ -101,6 +102,8 @@ def failure_of(error: BaseException, log: Path) -> Failure:
         kind, message, hint = "internal", str(error), ""
     elif isinstance(error, OSError) and not isinstance(error, ChildProcessError):
         kind, message, hint = "store", str(error), "check free space and permissions"
+    missing = missing_hint(facts_of(error).get("missing_packages", ()))
+    hint = "; ".join(filter(None, (hint, missing)))
     return Failure(kind=kind, message=message, hint=hint, log_tail=tail(log))
 
 

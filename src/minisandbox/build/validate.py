@@ -20,6 +20,7 @@ from tqdm import tqdm
 from minisandbox import keys
 from minisandbox.build import batches, stage
 from minisandbox.build.checkouts.rows import complete
+from minisandbox.build.system_packages import missing_hint
 from minisandbox.errors import (
     InvalidInput,
     MiniSandboxError,
@@ -177,6 +178,7 @@ def _grader(plan: BatchPlan) -> Grader:
 
 def _inputs(batch: _Batch, instance: InstancePlan) -> str:
     record, recipe = batch.built[instance.instance_id], batch.plan.recipe
+    missing = record.missing_packages
     row = complete(instance, record.release)
     test: dict[str, object] = {"env": dict(recipe.env), "timeout": recipe.timeout}
     if recipe.grader == "log":
@@ -192,6 +194,7 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
             "layers": [layer.digest for layer in record.layers],
             "env": dict(record.env),
             "failure": [record.failure.kind, record.failure.message] if record.failure else None,
+            **({"missing_packages": list(missing)} if missing else {}),
             "patches": [row.patch, row.test_patch],
             "lists": [row.fail_to_pass, row.pass_to_pass],
             "test": test,
@@ -258,6 +261,7 @@ def _tested(case: _Case, row: InstancePlan) -> ValidationRecord:
         **case.batch.ran_under,
     )
     failure = _verdict(empty[0], gold[0], case.log("gold"))
+    failure = _with_hint(failure, missing_hint(case.record.missing_packages))
     return stage.with_failure(record, _with_limit(failure, empty[1], gold[1]))
 
 
@@ -307,10 +311,14 @@ def _verdict(empty: Grade, gold: Grade, log: Path) -> StageFailed | None:
 
 def _with_limit(failure: StageFailed | None, *runs: TestRun) -> StageFailed | None:
     """``failure``, with what it may come from where a run reached a limit of its sandbox."""
-    limits = sorted({run.limit for run in runs if run.limit})
-    if failure is None or not limits:
+    limits = " and ".join(sorted({run.limit for run in runs if run.limit}))
+    hint = f"its sandbox reached the limit on {limits}: {stage.RAISE_LIMITS}"
+    return _with_hint(failure, hint if limits else "")
+
+
+def _with_hint(failure: StageFailed | None, hint: str) -> StageFailed | None:
+    if failure is None or not hint:
         return failure
-    hint = f"its sandbox reached the limit on {' and '.join(limits)}: {stage.RAISE_LIMITS}"
     hints = filter(None, (failure.hint, hint))
     return StageFailed(failure.kind, failure.message, hint="; ".join(hints))
 

@@ -46,7 +46,8 @@ class Recipe:
     virtual environment cannot have. ``grader`` is ``log`` (``parser`` reads the output of ``test``)
     or the name of an official grader, which brings its own test command. ``limits`` are those of
     its sandboxes that are not the configuration's, by the names of ``sandbox.Limits``. ``nested``
-    lets its tests make user namespaces.
+    lets its tests make user namespaces. ``system_packages`` are the packages of Debian that the
+    base has to have.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Recipe:
     test_paths: tuple[str, ...] = ()
     limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
     nested: bool = False
+    system_packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ class EnvironmentPlan:
     index_cache: str
     lock: str = ""
     limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    system_packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ class EnvironmentRecord(SandboxedRecord):
     """A packed virtual environment on its interpreter. ``packages`` is what was resolved,
     ``name==version`` sorted; ``dropped`` is what was asked for and the package index cannot have.
     ``reach`` is what of the network the build could reach, ``lock_key`` as in the plan.
+    ``missing_packages`` are the system packages that the recipe asks for and the base lacks.
     """
 
     lock_key: str = ""
@@ -161,6 +162,7 @@ class EnvironmentRecord(SandboxedRecord):
     base: Mapping[str, Any] = field(default_factory=dict[str, Any])
     packages: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    missing_packages: tuple[str, ...] = ()
     network: NetworkUse = NetworkUse()
     layers: tuple[LayerRef, ...] = ()
     stage_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -170,7 +172,8 @@ class EnvironmentRecord(SandboxedRecord):
 class InstanceRecord(SandboxedRecord):
     """An installed checkout: all layers bottom first, and the commit and tree that changes are told
     against. ``env`` are variables that every process of it gets: versions that come from tags.
-    ``reach`` is what of the network the install could reach.
+    ``reach`` is what of the network the install could reach, ``missing_packages`` as in its
+    environment.
     """
 
     reach: Network = "none"
@@ -180,6 +183,7 @@ class InstanceRecord(SandboxedRecord):
     head_tree: str = ""
     layers: tuple[LayerRef, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str])
+    missing_packages: tuple[str, ...] = ()
     network: NetworkUse = NetworkUse()
     release: ReleaseRow | None = None
     stage_seconds: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
+from minisandbox.build.planning import debian
 from minisandbox.build.planning.config import Config, check_date
 from minisandbox.build.planning.yamlfile import read_yaml
 from minisandbox.errors import InvalidInput
@@ -112,6 +113,13 @@ def _check(recipe: Recipe, where: str) -> None:
             f"{where}: key 'timeout'", f"is {recipe.timeout}", "expected seconds, 1 or more"
         )
     limits_from(recipe.limits, where=where)
+    for package in recipe.system_packages:
+        if not debian.PACKAGE.fullmatch(package):
+            raise InvalidInput(
+                f"{where}: key 'system_packages'",
+                f"has {package!r}",
+                "list names of Debian packages, such as libfreetype-dev",
+            )
     for package in (*recipe.packages, *recipe.pip_packages):
         if package.startswith("-"):
             raise InvalidInput(

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from minisandbox import keys
-from minisandbox.build.planning import conda
+from minisandbox.build.planning import conda, debian
 from minisandbox.build.planning.config import DatasetConfig, check_date
 from minisandbox.errors import InvalidInput
 from minisandbox.evaluate import judging
@@ -25,11 +24,6 @@ from minisandbox.records.plan import InstancePlan, Recipe, RequirementFile
 
 #: Which export is whose, in the folder of the exports: ``instance_id<tab>file``.
 INSTANCES_FILE = "instances.tsv"
-
-#: Commands that prepare a container's operating system. The base is what it is, and the locale is
-#: part of every environment.
-_SYSTEM_COMMAND = re.compile(r"apt(-get)? |locale-gen\b|echo '?en_US|yum |dnf |apk ")
-
 
 #: What an entry's ``packages`` says where a file of the repository lists them.
 _FILES = ("requirements.txt", "environment.yml")
@@ -152,9 +146,7 @@ def _recipe(
     else:
         found = conda.from_packages(asked, python=python, where=where)
     commands = [specification.install_first, *entry.get("pre_install", ()), entry.get("install")]
-    commands = [str(command) for command in commands if command]
-    kept = [command for command in commands if not _SYSTEM_COMMAND.match(command)]
-    left_out = [command for command in commands if _SYSTEM_COMMAND.match(command)]
+    parts = debian.take_apart(str(command) for command in commands if command)
     return Recipe(
         name=name,
         repo=source.repo,
@@ -162,12 +154,13 @@ def _recipe(
         test=str(entry["test_cmd"]),
         packages=found.requirements,
         complete=found.complete,
-        dropped=(*found.dropped, *(f"{item} (the base is not changed)" for item in left_out)),
+        dropped=(*found.dropped, *parts.dropped),
+        system_packages=parts.packages,
         requirement_file=requirement_file,
         pip_packages=pip_packages,
         date=date,
         # pip builds source releases with the environment's own setuptools, as the export was made.
         installer="uv" if source.export is None else "pip",
-        install="\n".join(["set -eu", *kept]) if kept else "",
+        install="\n".join(["set -eu", *parts.kept]) if parts.kept else "",
         grader=dataset.specifications,
     )
