@@ -22,7 +22,7 @@ HOST = {"kind": "host"}
     [
         ("apt-get update && apt-get install -y graphviz", ("graphviz",)),
         (
-            "apt-get -y upgrade && DEBIAN_FRONTEND=noninteractive apt-get install -y imagemagick g++",
+            "apt-get -y upgrade && DEBIAN_FRONTEND=none apt-get install -y imagemagick g++",
             ("g++", "imagemagick"),
         ),
         ("apt install --no-install-recommends -qq  bb aa=1.2-3", ("aa", "bb")),
