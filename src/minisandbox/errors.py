@@ -137,13 +137,15 @@ class LayerDamaged(MiniSandboxError):
 
 
 class InstanceUnknown(MiniSandboxError):
-    """No row of the manifest has this instance id."""
+    """No row of the manifest (or of another ``place``) has this instance id."""
 
-    def __init__(self, instance_id: str, nearest: Sequence[str]) -> None:
+    def __init__(
+        self, instance_id: str, nearest: Sequence[str], *, place: str = "the manifest"
+    ) -> None:
         self.instance_id = instance_id
         self.nearest = list(nearest)
         hint = f"; did you mean {', '.join(self.nearest)}?" if self.nearest else ""
-        super().__init__(f"no instance {instance_id!r} in the manifest{hint}")
+        super().__init__(f"no instance {instance_id!r} in {place}{hint}")
 
 
 class InstanceUnavailable(MiniSandboxError):

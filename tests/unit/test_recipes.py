@@ -21,7 +21,7 @@ def write(folder: Path, **keys: object) -> Path:
 
 
 def test_a_recipe_is_called_as_its_file(tmp_path: Path) -> None:
-    assert read_recipe(write(tmp_path)).name == "project"
+    assert read_recipe(write(tmp_path)).sourced.recipe.name == "project"
 
 
 @pytest.mark.parametrize(

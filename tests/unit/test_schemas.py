@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.build.planning.recipes import PLANNED
+from minisandbox.build.planning.recipes import PLANNED, Scope
 from minisandbox.build.schemas import PUBLISHED, json_schema, manifest_schema
 from minisandbox.records import stages
 from minisandbox.records.manifest import MANIFEST_SCHEMA, READABLE_SCHEMAS, ManifestRow
@@ -49,7 +49,8 @@ def test_every_field_is_described(cls: type) -> None:
 
 def test_every_recipe_key_is_described() -> None:
     named = set(re.findall(r"`([a-z_]+)`", (CLONE / "config/README.md").read_text()))
-    keys = {field.name for field in dataclasses.fields(Recipe)} - {"name", *PLANNED}
+    fields = (*dataclasses.fields(Recipe), *dataclasses.fields(Scope))
+    keys = {field.name for field in fields} - {"name", *PLANNED}
     assert keys <= named
     assert not named & set(PLANNED)
 

@@ -62,7 +62,8 @@ def row(number: int, *, version: str = "1", day: str = "2020-01-01", commit: str
 
 def recipes(*rows: InstancePlan, folder: Path = Path(), **dataset: Any) -> dict[str, Any]:
     config = DatasetConfig(name="rows", kind="rows", specifications="swebench-4.1", **dataset)
-    return specifications.specified_recipes(config, folder / "rows.yaml", rows, Path("tools"))
+    found = specifications.specified_recipes(config, folder / "rows.yaml", rows, Path("tools"))
+    return {instance_id: sourced.recipe for instance_id, sourced in found.items()}
 
 
 def test_an_entry_becomes_a_recipe() -> None:

@@ -7,10 +7,11 @@ changed, because their modification time is what makes Snakemake run a job again
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib import resources
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from minisandbox import atomic, keys
+from minisandbox.build.planning.account import Account
 from minisandbox.build.planning.config import Config, DatasetConfig, parse_config
 from minisandbox.build.planning.dataset import (
     dataset_file,
@@ -25,19 +27,12 @@ from minisandbox.build.planning.dataset import (
     read_rows,
     with_others,
 )
-from minisandbox.build.planning.recipes import (
-    find_recipe,
-    limits_of,
-    read_recipes,
-    recipe_files,
-)
+from minisandbox.build.planning.recipes import limits_of, read_recipes, recipe_files
+from minisandbox.build.planning.resolving import resolve_recipes
 from minisandbox.build.planning.rows import Row
-from minisandbox.build.planning.specifications import (
-    environment_commit,
-    export_files,
-    specified_recipes,
-)
-from minisandbox.errors import InvalidInput
+from minisandbox.build.planning.sourced import SourcedRecipe
+from minisandbox.build.planning.specifications import environment_commit, export_files
+from minisandbox.errors import InstanceUnknown, InvalidInput
 from minisandbox.evaluate.official.pins import PINS
 from minisandbox.records import codec
 from minisandbox.records.plan import (
@@ -60,7 +55,16 @@ from minisandbox.sandbox.limits.declared import loosest
 #: Files up to this many bytes are digested by content, larger ones by size and modification time.
 _DIGEST_CONTENT_UP_TO = 256 * 2**20
 #: Modules of ``planning`` whose text is a part of the plan's digest.
-_DECIDING = ("containers", "debian", "rows", "specifications", "task_repository")
+_DECIDING = (
+    "containers",
+    "debian",
+    "recipes",
+    "resolving",
+    "rows",
+    "sourced",
+    "specifications",
+    "task_repository",
+)
 
 
 def ensure_plan(
@@ -160,27 +164,28 @@ def make_plan(
     config: Config, *, base: Mapping[str, Any], digest: str, where: str
 ) -> tuple[dict[str, Any], PlanIndex]:
     """All shards by path below the plan folder, and their index."""
-    recipes = read_recipes(Path(config.recipes))
-    datasets = _read_datasets(config, where)
+    files = read_recipes(Path(config.recipes))
+    datasets = read_datasets(config, where)
     urls = {dataset.name: dataset.git_url or config.git_url for dataset, *_ in datasets}
     planned: list[tuple[InstancePlan, Recipe]] = []
     unplanned: list[Unplanned] = []
     formats: Counter[str] = Counter()
     for dataset, path, rows in datasets:
-        for row, recipe in _with_recipes(dataset, path, rows, recipes, config):
+        for row, found in resolve_recipes(dataset, path, rows, files, config):
             wanted = _selected(row.instance.instance_id, config.instances)
             formats[row.format.name] += wanted
-            if isinstance(recipe, Recipe):
-                planned.append((row.instance, recipe))
+            if isinstance(found, SourcedRecipe):
+                planned.append((row.instance, found.recipe))
             elif wanted:
-                unplanned.append(recipe)
+                unplanned.append(found)
     selected = [item for item, _ in planned if _selected(item.instance_id, config.instances)]
     shards: dict[str, Any] = {}
     # Before the selection: which versions a release repository has decides its commits.
     repos = _plan_repositories(planned, urls, config, where)
     used = {keys.slug(instance.repo) for instance in selected}
     shards.update({f"repos/{slug}.json": repo for slug, repo in repos.items() if slug in used})
-    every_recipe = [*recipes.values(), *(recipe for _, recipe in planned)]
+    whole = [file.sourced.recipe for file in files.values() if not file.amends]
+    every_recipe = [*whole, *(recipe for _, recipe in planned)]
     shared = _share_environments(every_recipe, base, config)
     environments, entries = _plan_environments(planned, shared, base, config)
     shards.update(environments)
@@ -206,7 +211,42 @@ def make_plan(
     return shards, index
 
 
-def _read_datasets(config: Config, where: str) -> list[tuple[DatasetConfig, Path, list[Row]]]:
+def account_of(config: Mapping[str, Any], config_files: Sequence[str], instance_id: str) -> Account:
+    """What this configuration builds an instance with, whether it selects it or not; nothing is
+    written.
+
+    Raises ``InstanceUnknown``, and ``InvalidInput`` where no recipe builds it.
+    """
+    where = ", ".join(config_files) or "config"
+    parsed, base = parse_config(config, where=where), base_identity()
+    files = read_recipes(Path(parsed.recipes))
+    found: dict[str, tuple[str, SourcedRecipe | Unplanned]] = {}
+    for dataset, path, rows in read_datasets(replace(parsed, instances=()), where):
+        source = dataset.path or dataset.hub or "pairs"
+        for row, sourced in resolve_recipes(dataset, path, rows, files, parsed):
+            place = f"{row.place} of {source} (dataset {dataset.name}, {path})"
+            found[row.instance.instance_id] = (place, sourced)
+    if instance_id not in found:
+        nearest = difflib.get_close_matches(instance_id, found, n=3)
+        raise InstanceUnknown(instance_id, nearest, place=f"the datasets of {where}")
+    place, sourced = found[instance_id]
+    if isinstance(sourced, Unplanned):
+        raise InvalidInput(f"{instance_id} ({place})", f"is not built: {sourced.message}")
+    recipes = [item.recipe for _, item in found.values() if isinstance(item, SourcedRecipe)]
+    whole = [file.sourced.recipe for file in files.values() if not file.amends]
+    shared = _share_environments([*whole, *recipes], base, parsed)
+    return Account(
+        instance_id=instance_id,
+        row=place,
+        environment=shared[environment_plan(sourced.recipe, base, parsed).key].slug,
+        sourced=sourced,
+        run=codec.encode(parsed),
+        said=frozenset([*config, *(f"limits.{name}" for name in config.get("limits", ()))]),
+        config_file=where,
+    )
+
+
+def read_datasets(config: Config, where: str) -> list[tuple[DatasetConfig, Path, list[Row]]]:
     """Every dataset with its file and all its rows; ids are unique over all of them."""
     found: list[tuple[DatasetConfig, Path, list[Row]]] = []
     seen: dict[str, str] = {}
@@ -241,63 +281,8 @@ def _read_datasets(config: Config, where: str) -> list[tuple[DatasetConfig, Path
     return found
 
 
-def _with_recipes(
-    dataset: DatasetConfig,
-    path: Path,
-    rows: Sequence[Row],
-    recipes: Mapping[str, Recipe],
-    config: Config,
-) -> Iterator[tuple[Row, Recipe | Unplanned]]:
-    """Each row with the recipe that builds it, or why none does. A recipe file goes before what the
-    row says of itself, and that before what others specify.
-    """
-    specified: dict[str, Recipe] = {}
-    if dataset.specifications:
-        buildable = [row.instance for row in rows if row.refusal is None]
-        specified = specified_recipes(dataset, path, buildable, Path(config.tools_path))
-    for row in rows:
-        instance, refusal = row.instance, row.refusal
-        named = _pair_recipe(dataset, instance) or dataset.recipe
-        recipe = None
-        if refusal is None or not refusal.final:
-            recipe = find_recipe(recipes, instance, named)
-        if recipe is None and refusal is not None:
-            yield row, Unplanned(instance, refusal.kind, refusal.message)
-            continue
-        recipe = recipe or specified.get(instance.instance_id)
-        yield row, recipe or _without_recipe(row, named, dataset, config.recipes)
-
-
 def _selected(instance_id: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatchcase(instance_id, pattern) for pattern in patterns)
-
-
-def _pair_recipe(dataset: DatasetConfig, instance: InstancePlan) -> str:
-    release = instance.release
-    if release is None:
-        return ""
-    named = [
-        pair.recipe
-        for pair in dataset.pairs
-        if (pair.project, pair.after) == (release.project, release.after)
-    ]
-    return named[0] or release.project
-
-
-def _without_recipe(row: Row, named: str, dataset: DatasetConfig, folder: str) -> Unplanned:
-    instance = row.instance
-    wanted = (
-        f"{folder}/{named}.yaml" if named else f"a file in {folder} with 'repo: {instance.repo}'"
-    )
-    message = f"there is no recipe for {instance.repo}: add {wanted}"
-    if dataset.specifications and not named:
-        message = (
-            f"{dataset.specifications} specifies no {instance.repo} "
-            f"{instance.version or '(the row has no version)'}: add {wanted}"
-        )
-    if row.format.unused:
-        message += f" ({row.format.unused})"
-    return Unplanned(instance, "recipe", message)
 
 
 def _plan_repositories(

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from minisandbox.build.planning.config import Config, DatasetConfig
-from minisandbox.build.planning.recipes import PLANNED
+from minisandbox.build.planning.recipes import PLANNED, Scope
 from minisandbox.records.manifest import ManifestRow
 from minisandbox.records.plan import Recipe
 from minisandbox.records.stages import (
@@ -92,7 +92,10 @@ def json_schema(cls: type) -> dict[str, Any]:
 
 def _as_in_files(recipe: dict[str, Any]) -> None:
     """Recipes are called as their file, and some fields come from the planner alone."""
-    recipe["required"].remove("name")
+    recipe["required"] = ["repo"]
+    recipe["if"] = {"properties": {"amends": {"const": True}}, "required": ["amends"]}
+    recipe["else"] = {"required": ["python", "test"]}
+    recipe["properties"] |= json_schema(Scope)["properties"]
     for name in PLANNED:
         del recipe["properties"][name]
     del recipe["$defs"]  # of those fields only

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,6 +26,14 @@ def add_commands(commands: Subparsers) -> None:
     )
     plan.add_argument("--config", default="config/config.yaml", type=Path)
     plan.set_defaults(function=make_plan)
+
+    recipe = commands.add_parser("recipe", help="how instances are built, and who says so")
+    about = recipe.add_subparsers(dest="about", metavar="COMMAND", required=True)
+    show = about.add_parser("show", help="the recipe of one instance, as a recipe file")
+    show.add_argument("id")
+    show.add_argument("--config", default="config/config.yaml", type=Path)
+    show.add_argument("--json", action="store_true", help="each value with its source, as JSON")
+    show.set_defaults(function=show_recipe)
 
     build = commands.add_parser("build", help="run one stage of the pipeline for one job")
     stages = build.add_subparsers(dest="stage", metavar="STAGE", required=True)
@@ -77,12 +86,8 @@ def make_plan(arguments: argparse.Namespace) -> int:
     """``minisandbox plan``."""
     _require_build_extra()
     from minisandbox.build.plan import ensure_plan
-    from minisandbox.build.planning.yamlfile import read_yaml
 
-    config = read_yaml(arguments.config)
-    if not isinstance(config, dict):
-        raise InvalidInput(str(arguments.config), "is not a mapping")
-    index = ensure_plan(cast("dict[str, Any]", config), [str(arguments.config)])
+    index = ensure_plan(_read_config(arguments.config), [str(arguments.config)])
     batches = sum(len(entry.batches) for entry in index.environments.values())
     print(
         f"{index.instances} instances of {len(index.repos)} repositories "
@@ -96,6 +101,28 @@ def make_plan(arguments: argparse.Namespace) -> int:
             "the manifest will say why"
         )
     return EXIT_OK
+
+
+def show_recipe(arguments: argparse.Namespace) -> int:
+    """``minisandbox recipe show``."""
+    _require_build_extra()
+    from minisandbox.build.plan import account_of
+
+    account = account_of(_read_config(arguments.config), [str(arguments.config)], arguments.id)
+    if arguments.json:
+        print(json.dumps(account.values(), indent=1, ensure_ascii=False))
+    else:
+        print(account.text(), end="")
+    return EXIT_OK
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    from minisandbox.build.planning.yamlfile import read_yaml
+
+    config = read_yaml(path)
+    if not isinstance(config, dict):
+        raise InvalidInput(str(path), "is not a mapping")
+    return cast("dict[str, Any]", config)
 
 
 def _counted(numbers: Mapping[str, int]) -> str:

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, cast
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from minisandbox.build.planning import debian
 from minisandbox.build.planning.config import Config, check_date
+from minisandbox.build.planning.sourced import SourcedRecipe
 from minisandbox.build.planning.yamlfile import read_yaml
 from minisandbox.errors import InvalidInput
 from minisandbox.evaluate.logs import PARSERS
@@ -25,13 +28,50 @@ from minisandbox.sandbox import Limits
 PLANNED = ("dropped", "requirement_file")
 
 
-def read_recipes(folder: Path) -> dict[str, Recipe]:
+@dataclass(frozen=True)
+class Scope:
+    """Keys of a recipe file that say what it is for.
+
+    With ``amends`` the file is not a whole recipe: what it says goes over what the dataset has for
+    the row. ``versions`` are those of the rows that it is for, none meaning all.
+    """
+
+    amends: bool = False
+    versions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """One file, checked. Where it amends, only what has an origin counts of its recipe."""
+
+    path: Path
+    scope: Scope
+    sourced: SourcedRecipe
+
+    @property
+    def name(self) -> str:
+        """The file's name without ending."""
+        return self.path.stem
+
+    @property
+    def amends(self) -> bool:
+        """Whether it goes over a recipe that it is not."""
+        return self.scope.amends
+
+    def fits(self, instance: InstancePlan) -> bool:
+        """Whether it is for this row."""
+        versions = self.scope.versions
+        of_version = not versions or instance.version in versions
+        return self.sourced.recipe.repo == instance.repo and of_version
+
+
+def read_recipes(folder: Path) -> dict[str, RecipeFile]:
     """All recipes by name (the file's name without ending); raises ``InvalidInput``."""
     if not folder.is_dir():
         raise InvalidInput(
             str(folder), "is not a folder", "set 'recipes' to the folder of the recipe files"
         )
-    recipes: dict[str, Recipe] = {}
+    recipes: dict[str, RecipeFile] = {}
     for path in recipe_files(folder):
         if path.stem in recipes:
             raise InvalidInput(str(path), f"is a second recipe called {path.stem!r}")
@@ -44,7 +84,7 @@ def recipe_files(folder: Path) -> list[Path]:
     return sorted([*folder.glob("*.yaml"), *folder.glob("*.yml")])
 
 
-def read_recipe(path: Path) -> Recipe:
+def read_recipe(path: Path) -> RecipeFile:
     """One recipe file, checked; raises ``InvalidInput`` that names the file and the key."""
     data = read_yaml(path)
     if not isinstance(data, dict):
@@ -56,24 +96,32 @@ def read_recipe(path: Path) -> Recipe:
                 "is made from a dataset's 'specifications' or 'pinned_environments'",
                 "remove it, and list requirements in 'packages'",
             )
-    recipe = codec.decode(Recipe, {"name": path.stem, **data}, where=str(path))
+    said = dict(cast("dict[str, Any]", data))
+    about = {item.name: said.pop(item.name) for item in fields(Scope) if item.name in said}
+    scope = codec.decode(Scope, about, where=str(path))
+    # What a file that amends does not say is never looked at.
+    unsaid = {"python": "3.0", "test": "true"} if scope.amends else {}
+    recipe = codec.decode(Recipe, {"name": path.stem, **unsaid, **said}, where=str(path))
     _check(recipe, str(path))
-    return recipe
+    origins = {key: f"{path}: {key}" for key in ("name", *said)}
+    return RecipeFile(path, scope, SourcedRecipe(recipe, origins))
 
 
-def find_recipe(recipes: Mapping[str, Recipe], instance: InstancePlan, named: str) -> Recipe | None:
+def find_recipe(
+    recipes: Mapping[str, RecipeFile], instance: InstancePlan, named: str
+) -> RecipeFile | None:
     """The recipe the dataset names, else the one for the row's repository; raises ``InvalidInput``
     if there are several.
     """
     if named:
         return recipes.get(named)
-    fitting = [recipe for recipe in recipes.values() if recipe.repo == instance.repo]
+    fitting = [recipe for recipe in recipes.values() if recipe.fits(instance)]
     if len(fitting) > 1:
         names = " and ".join(recipe.name for recipe in fitting)
         raise InvalidInput(
             f"{instance.dataset}: {instance.instance_id}",
             f"recipes {names} are both for {instance.repo}",
-            "name one with 'recipe' in the dataset file",
+            "name one with 'recipe' in the dataset file, or give them 'versions'",
         )
     return fitting[0] if fitting else None
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from minisandbox import keys
 from minisandbox.build.planning import conda, debian
 from minisandbox.build.planning.config import DatasetConfig, check_date
+from minisandbox.build.planning.sourced import SourcedRecipe
 from minisandbox.errors import InvalidInput
 from minisandbox.evaluate import judging
 from minisandbox.evaluate.official.tool import OfficialTool, Specification
@@ -40,7 +41,7 @@ class _Source(NamedTuple):
 
 def specified_recipes(
     dataset: DatasetConfig, dataset_path: Path, instances: Sequence[InstancePlan], tools: Path
-) -> dict[str, Recipe]:
+) -> dict[str, SourcedRecipe]:
     """The recipe of each instance that the dataset's package knows, by instance id.
 
     Raises ``InvalidInput`` for an export that cannot be read, and what making the tool raises.
@@ -58,7 +59,7 @@ def specified_recipes(
         reads_file = export is None and specification.entry.get("packages") in _FILES
         commit = environment_commit(instance) if reads_file else ""
         groups[_Source(instance.repo, instance.version, commit, export)].append(instance)
-    recipes: dict[str, Recipe] = {}
+    recipes: dict[str, SourcedRecipe] = {}
     for source, members in groups.items():
         specification = entries[source.repo, source.version]
         assert specification is not None
@@ -126,7 +127,7 @@ def _date(dataset: DatasetConfig, members: Sequence[InstancePlan]) -> str:
 
 def _recipe(
     source: _Source, specification: Specification, dataset: DatasetConfig, *, date: str
-) -> Recipe:
+) -> SourcedRecipe:
     entry = specification.entry
     where = f"{dataset.specifications}: {source.repo} {source.version}"
     python, asked = str(entry["python"]), str(entry.get("packages") or "")
@@ -147,7 +148,7 @@ def _recipe(
         found = conda.from_packages(asked, python=python, where=where)
     commands = [specification.install_first, *entry.get("pre_install", ()), entry.get("install")]
     parts = debian.take_apart(str(command) for command in commands if command)
-    return Recipe(
+    recipe = Recipe(
         name=name,
         repo=source.repo,
         python=python,
@@ -164,3 +165,40 @@ def _recipe(
         install="\n".join(["set -eu", *parts.kept]) if parts.kept else "",
         grader=dataset.specifications,
     )
+    return SourcedRecipe(recipe, _origins(source, recipe, dataset, where=where))
+
+
+def _origins(
+    source: _Source, recipe: Recipe, dataset: DatasetConfig, *, where: str
+) -> dict[str, str]:
+    """Where each value of a specified recipe comes from."""
+    commands = f"{where}: pre_install, install"
+    origins = {
+        "repo": "dataset row: repo",
+        "python": f"{where}: python",
+        "test": f"{where}: test_cmd",
+        "packages": f"{where}: packages",
+        "pip_packages": f"{where}: pip_packages",
+        "install": commands,
+        "grader": "dataset file: specifications",
+    }
+    if recipe.system_packages:
+        origins["system_packages"] = commands
+    if recipe.dropped:
+        origins["dropped"] = commands
+    if dataset.date:
+        origins["date"] = (
+            "dataset rows: the newest created_at"
+            if dataset.date == "created_at"
+            else "dataset file: date"
+        )
+    if recipe.requirement_file:
+        origins["requirement_file"] = f"{where}: packages; dataset row: environment_setup_commit"
+        del origins["packages"]
+    if source.export is not None:
+        of_export = ("python", "packages", "complete", "installer")
+        origins |= dict.fromkeys(of_export, f"pinned export {source.export}")
+        del origins["pip_packages"]
+        if recipe.dropped:
+            origins["dropped"] = f"pinned export {source.export}; {commands}"
+    return origins
