@@ -397,6 +397,35 @@ processes.ChildWakeup.close = close
     assert start().run("echo fine").stdout == b"fine\n"
 
 
+def test_a_removal_that_goes_on_keeps_nobody_waiting_for_a_killed_server(
+    start, monkeypatch: pytest.MonkeyPatch, scratch: Path, fresh_server: None
+) -> None:
+    program = """
+import time
+from minisandbox.sandbox import cleanup
+real = cleanup.remove
+def remove(*args):
+    time.sleep(3)
+    real(*args)
+cleanup.remove = remove
+"""
+    whole = connection._BOOTSTRAP.replace("from minisandbox", program + "from minisandbox")
+    monkeypatch.setattr(connection, "_BOOTSTRAP", whole)
+    several = [start(), start()]
+    for box in several:
+        assert box.run("echo something > /written").ok
+    closing = [threading.Thread(target=box.close) for box in several]
+    for number, thread in enumerate(closing):
+        thread.start()
+        assert eventually(lambda: gone(several[number].pid))  # noqa: B023 - called in this round
+    time.sleep(0.2)  # each directory is being removed
+    several[0]._link.server.process.kill()
+    for thread in closing:
+        thread.join(1.5)
+        assert not thread.is_alive()
+    assert eventually(lambda: not any(os.listdir(home) for home in boxes(scratch)))
+
+
 def test_a_fork_of_the_client_harms_no_sandbox(start, scratch: Path, idmap: IdMap) -> None:
     box = start()
     read_end, write_end = os.pipe()

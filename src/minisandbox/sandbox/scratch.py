@@ -25,13 +25,15 @@ Stale = tuple[str, int]
 
 
 class Home:
-    """The directory of this server below ``scratch``; it is there while it has users."""
+    """The directory of this server below ``scratch``; it is there while it has users. ``lock`` is a
+    descriptor: a process that has it holds the directory too.
+    """
 
     def __init__(self, scratch: str, path: str, lock: int) -> None:
         self.scratch = scratch
         self.path = path
         self.users = 0
-        self._lock = lock
+        self.lock = lock
 
     def make(self, name: str) -> str:
         """A new directory in it, for a user; raises ``OSError``."""
@@ -46,7 +48,7 @@ class Home:
             os.rmdir(self.path)
         except OSError:
             pass  # removed by someone else; or the next server will try again
-        os.close(self._lock)
+        os.close(self.lock)
 
 
 class Homes:

@@ -37,7 +37,7 @@ from minisandbox.sandbox.spares import Spares, Start, kind_of
 
 TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any
 
 
@@ -183,12 +183,11 @@ class Server:
             }
             orders, link = start.theirs
 
-            def child() -> None:
-                keep = (0, 1, 2, orders.fileno(), link.fileno(), space)
-                linux.close_all_but([fd for fd in keep if fd >= 0])
-                starter.Starter(kind, space, orders, link).start()
-
-            start.pid = self._fork(child, lambda _: self._starter_ended(start))
+            start.pid = self._fork(
+                lambda: starter.Starter(kind, space, orders, link).start(),
+                lambda _: self._starter_ended(start),
+                keep=(orders.fileno(), link.fileno(), space),
+            )
         except OSError:
             if start is not None:
                 start.close()
@@ -218,7 +217,11 @@ class Server:
             return
         try:
             space = self._space(spec)
-            self._fork(lambda: cleanup.remove_stale(spec, space, stale), lambda _: None)
+            self._fork(
+                lambda: cleanup.remove_stale(spec, space, stale),
+                lambda _: None,
+                keep=(space, *(lock for _, lock in stale)),
+            )
         finally:
             scratch.let_go(stale)
 
@@ -328,7 +331,9 @@ class Server:
             # In a process of its own: a tree may be large, and its owners several ids.
             space = self._space(box.spec)
             self._fork(
-                lambda: cleanup.remove(box.spec, space, box.path), lambda _: self._removed(box)
+                lambda: cleanup.remove(box.spec, space, box.path),
+                lambda _: self._removed(box),
+                keep=(space, box.home.lock),
             )
         except OSError:
             self._removed(box)  # what is left is removed by the next server
@@ -359,14 +364,23 @@ class Server:
             box = self._make(source.spec, name)
             paths = os.path.join(source.path, "upper"), os.path.join(box.path, "upper")
             space = self._space(source.spec)
-            self._fork(lambda: cleanup.copy(source.spec, space, *paths), done)
+            self._fork(
+                lambda: cleanup.copy(source.spec, space, *paths),
+                done,
+                keep=(space, box.home.lock),
+            )
             box.filling = True
         except OSError as error:
             _answer(reply, "failed", f"{error.strerror} ({error.filename})")
             self._close(name, None)
 
-    def _fork(self, child: Callable[[], None], finish: Callable[[int], None]) -> int:
-        """Run ``child`` in a fork of this process, and ``finish`` here when it has ended."""
+    def _fork(
+        self, child: Callable[[], None], finish: Callable[[int], None], *, keep: Sequence[int]
+    ) -> int:
+        """Run ``child`` in a fork of this process, and ``finish`` here when it has ended. Of what
+        is open, the fork has but ``keep`` (-1 is nothing): a client that waits for an answer is to
+        see at once that this process was killed, and a starter that there will be no orders.
+        """
         pid = os.fork()
         if pid:
             self._children[pid] = finish
@@ -374,9 +388,7 @@ class Server:
         code = 1
         try:
             self._wakeup.close()
-            self._requests.close()  # or the client could not see the end of this process
-            for start in self._starts:
-                start.orders.close()  # nor a starter, which would wait for ever
+            linux.close_all_but([0, 1, 2, *(fd for fd in keep if fd >= 0)])
             child()
             code = 0
         except BaseException as error:  # noqa: BLE001 - the process ends here

@@ -19,8 +19,16 @@ from minisandbox.sandbox.limits.rlimits import SPARE
 
 TYPE_CHECKING = False  # the typing module costs the start of the server some milliseconds
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+    from collections.abc import Callable, Sequence
+    from typing import Any, Protocol
+
+    class Fork(Protocol):
+        """How :class:`Keeper` has things done in a fork of the server."""
+
+        def __call__(
+            self, child: Callable[[], None], finish: Callable[[int], None], *, keep: Sequence[int]
+        ) -> int: ...
+
 
 #: Seconds between two looks at a sandbox whose memory nothing else limits: a program takes about a
 #: gigabyte in that time.
@@ -95,11 +103,11 @@ class Account:
 
 
 class Keeper:
-    """All sandboxes of one server. ``fork`` runs its first argument in a fork of the server, and
-    the second, given its exit code, in the server when it has ended.
+    """All sandboxes of one server. ``fork`` runs its first argument in a fork of the server, with
+    the descriptors ``keep``, and the second, given its exit code, in the server when it has ended.
     """
 
-    def __init__(self, fork: Callable[[Callable[[], None], Callable[[int], None]], int]) -> None:
+    def __init__(self, fork: Fork) -> None:
         self._fork = fork
         self._accounts: dict[str, Account] = {}
         self._groups: cgroups.Groups | None = None
@@ -257,7 +265,7 @@ class Keeper:
 
         account.written = False  # from now on; what is written meanwhile is seen by the next look
         try:
-            self._fork(child, finish)
+            self._fork(child, finish, keep=(report,))
             self._walking = True
         except OSError:  # no process to be had now
             os.close(report)
