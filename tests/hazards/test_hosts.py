@@ -173,6 +173,44 @@ assert os.waitpid(pid, 0)[1] == 0
     assert "this process runs in a chroot" in said
 
 
+@pytest.mark.root
+def test_a_client_that_goes_to_a_chroot_does_not_start_outside_of_it(tmp_path: Path) -> None:
+    """Its server stays outside, where the same paths are other directories."""
+    program = """
+import os, subprocess, sys
+from pathlib import Path
+from minisandbox.errors import HostUnsupported
+from minisandbox.sandbox import Sandbox
+scratch, root = (Path(sys.argv[1], name) for name in ("scratch", "root"))
+for folder in (scratch, root):
+    folder.mkdir()
+with Sandbox.start([], scratch=scratch) as box:
+    for entry in Path("/").iterdir():
+        if entry.is_symlink():
+            (root / entry.name).symlink_to(entry.readlink())
+        elif entry.is_dir():
+            (root / entry.name).mkdir()
+            subprocess.run(["mount", "--rbind", entry, root / entry.name], check=True)
+    os.chroot(root)
+    os.chdir("/")
+    try:
+        Sandbox.start([], scratch=scratch)
+    except HostUnsupported as error:
+        print(error)
+    print(box.run("echo the first one lives").text)
+    subprocess.run(["umount", "--lazy", "/proc"], check=True)
+    try:
+        Sandbox.start([], scratch=scratch)
+    except HostUnsupported as error:
+        print(error)
+"""
+    private = ["unshare", "--mount", "--propagation", "private"]
+    said = on_host(command=[*private, sys.executable, "-c", program, str(tmp_path)])
+    assert "this process runs in a chroot" in said
+    assert "the first one lives" in said
+    assert "there is no /proc here; mount one, also in a chroot" in said
+
+
 DOCTOR = "import sys; from minisandbox.cli.main import main; sys.exit(main(['doctor']))"
 
 

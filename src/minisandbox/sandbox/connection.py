@@ -1,8 +1,8 @@
 """The client's connection to its fork server, which is made when the first sandbox is started.
 
 One for each client process: a process that was forked from a client starts a server of its own, and
-so does one that has changed its ids or its mounts since, for a server does things with the rights
-that it was started with.
+so does one that has changed its ids, its mounts or its root directory since, for a server does
+things with the rights, and finds the directories, that it was started with.
 """
 
 from __future__ import annotations
@@ -171,8 +171,14 @@ _servers: dict[tuple[int, ...], Server] = {}
 
 def current(timeout: float) -> Server:
     """The server of this process, started where there is none; raises ``HostUnsupported``."""
-    mounts = os.stat("/proc/self/ns/mnt").st_ino
-    key = (os.geteuid(), os.getegid(), mounts)
+    try:
+        mounts = os.stat("/proc/self/ns/mnt").st_ino
+    except FileNotFoundError:
+        raise HostUnsupported(
+            "the server of sandboxes", "there is no /proc here", "mount one, also in a chroot"
+        ) from None
+    root = os.stat("/")
+    key = (os.geteuid(), os.getegid(), mounts, root.st_dev, root.st_ino)
     with _lock:
         server = _servers.get(key)
         if server is not None and not server.alive:
