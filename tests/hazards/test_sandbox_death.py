@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -424,6 +425,27 @@ cleanup.remove = remove
         thread.join(1.5)
         assert not thread.is_alive()
     assert eventually(lambda: not any(os.listdir(home) for home in boxes(scratch)))
+
+
+@pytest.mark.parametrize("upper", ["disk", "memory"])
+def test_a_directory_in_which_nothing_was_written_takes_no_process_to_remove(
+    start,
+    monkeypatch: pytest.MonkeyPatch,
+    scratch: Path,
+    fresh_server: None,
+    upper: Literal["disk", "memory"],
+) -> None:
+    program = """
+import os
+from minisandbox.sandbox import cleanup
+cleanup.remove = lambda *_: os._exit(1)
+"""
+    whole = connection._BOOTSTRAP.replace("from minisandbox", program + "from minisandbox")
+    monkeypatch.setattr(connection, "_BOOTSTRAP", whole)
+    box = start(profile=Profile(upper=upper))
+    assert box.run("echo $((6 * 7))").stdout == b"42\n"
+    box.close()
+    assert boxes(scratch) == []
 
 
 def test_a_fork_of_the_client_harms_no_sandbox(start, scratch: Path, idmap: IdMap) -> None:

@@ -26,11 +26,15 @@ def remove_untouched(path: str) -> bool:
     work = os.path.join(path, "work", "work")
     try:
         os.rmdir(os.path.join(path, "upper"))
-        # What the overlay leaves in its work directory, of mode 000, with the option volatile.
-        os.chmod(work, 0o700)
-        os.unlink(os.path.join(work, "incompat", "volatile", "dirty"))
-        for name in ("incompat/volatile", "incompat", ""):
-            os.rmdir(os.path.join(work, name))
+        # What the overlay leaves in its work directory, with the option volatile: directories of
+        # mode 000. Its work directory was another where the sandbox wrote to memory.
+        if os.path.lexists(work):
+            parts = [os.path.join(work, name) for name in ("", "incompat", "incompat/volatile")]
+            for part in parts:
+                os.chmod(part, 0o700)
+            os.unlink(os.path.join(parts[-1], "dirty"))
+            for part in reversed(parts):
+                os.rmdir(part)
         os.rmdir(os.path.dirname(work))
         os.unlink(os.path.join(path, ledger.NAME))
         os.rmdir(path)
