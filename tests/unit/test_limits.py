@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -196,6 +196,35 @@ def test_groups_shown_read_only_are_no_place_and_no_error(tmp_path: Path) -> Non
     assert group.remove()
 
 
+def test_what_the_host_is_short_of_costs_no_sandbox_its_limits(tmp_path: Path) -> None:
+    for name in ("memory", "pids"):
+        (tmp_path / name).mkdir()
+    places = [cgroups.Place(1, str(tmp_path / name), (name,)) for name in ("memory", "pids")]
+    short = False
+
+    def make(directory: str) -> None:
+        if short and "/pids/" in directory:
+            raise OSError(28, "No space left on device", directory)
+        make_v1(directory)
+
+    groups = cgroups.Groups(places, make)
+    short = True
+    with pytest.raises(cgroups.GroupsRefused, match="No space left"):
+        groups.make("1", ALL)
+    with pytest.raises(cgroups.GroupsRefused, match="No space left"):
+        cgroups.Groups(places, make)
+    short = False
+    assert groups.make("2", ALL).controllers == {"memory", "pids"}
+
+
+def test_more_processors_than_any_host_has_are_no_error(tmp_path: Path) -> None:
+    v2_group(tmp_path, "cpu")
+    v2_group(tmp_path / "leaf", "")
+    places = cgroups.find("0::/leaf\n", MOUNTS_V2.format(top=tmp_path))
+    group = cgroups.Groups(places, make_v2).make("1", {**ALL, "cpus": 1 << 53})
+    assert Path(group.directories[0], "cpu.max").read_text() == "6553600000 100000"
+
+
 def test_nothing_mounted_is_no_place(tmp_path: Path) -> None:
     assert cgroups.find("4:memory:/\n0::/\n", "24 1 0:22 / / rw - ext4 /dev/a rw\n") == []
 
@@ -357,7 +386,10 @@ def test_a_walk_finds_a_sandbox_gone(
     account.init = (1 << 22) + 1  # no process has that number (proc(5), pid_max)
     monkeypatch.setattr(os, "nice", lambda _: 0)
 
-    def fork(child: Callable[[], None], finish: Callable[[int], None]) -> int:
+    def fork(
+        child: Callable[[], None], finish: Callable[[int], None], *, keep: Sequence[int]
+    ) -> int:
+        assert len(keep) == 1
         child()  # would be in the log, where clients read why sandboxes end
         finish(0)
         return 0

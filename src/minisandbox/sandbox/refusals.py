@@ -62,6 +62,12 @@ def explain(step: str, number: int, detail: str) -> MiniSandboxError:
         return HostUnsupported(
             mechanism, detail, "make it writable and free some space there, or choose another one"
         )
+    if step == "groups" and number in (errno.ENOSPC, errno.EAGAIN):
+        return HostUnsupported(
+            mechanism,
+            f"{detail}, which is about the number of groups",
+            "remove some, or ask for more (cgroup.max.descendants of the groups around this one)",
+        )
     if step == "memory" and number in (errno.EOPNOTSUPP, errno.EPERM):
         return HostUnsupported(
             mechanism,

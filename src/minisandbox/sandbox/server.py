@@ -32,6 +32,7 @@ import sys
 from minisandbox import linux
 from minisandbox.sandbox import boot, cleanup, orders, processes, rootfs, scratch, starter, wire
 from minisandbox.sandbox.box import Box
+from minisandbox.sandbox.limits import cgroups
 from minisandbox.sandbox.limits.keeper import Keeper
 from minisandbox.sandbox.spares import Spares, Start, kind_of
 
@@ -157,12 +158,18 @@ class Server:
         except BrokenPipeError:
             self._close(name, None)  # killed a moment ago: the client, told nothing, asks again
         except OSError as error:
-            named = isinstance(error, linux.NamespacesRefused)
-            step = "namespaces" if named else "processes" if name in self._boxes else "scratch"
-            boot.refuse(control, rootfs.Refused(step, error))
+            boot.refuse(control, rootfs.Refused(self._step(error, name), error))
             self._close(name, None)
         finally:
             os.close(spec_fd)
+
+    def _step(self, error: OSError, name: str) -> str:
+        """What this process was at when ``error`` came."""
+        if isinstance(error, linux.NamespacesRefused):
+            return "namespaces"
+        if isinstance(error, cgroups.GroupsRefused):
+            return "groups"
+        return "processes" if name in self._boxes else "scratch"
 
     @property
     def _starting(self) -> bool:

@@ -40,6 +40,15 @@ _OWN_LIMITS = (
     "io.max",
 )
 _CPU_PERIOD = 100_000  # microseconds: the kernel's default
+#: More than any host has, and as much as the kernel takes.
+_MOST_CPUS = 1 << 16
+#: What a kernel says where groups are not the caller's to make, or not there (any more). Whatever
+#: else it says is news: to go on without a limit that was asked for would keep it from the caller.
+_NOT_OURS = (errno.EPERM, errno.EACCES, errno.EROFS, errno.ENOENT, errno.ENODEV, errno.EOPNOTSUPP)
+
+
+class GroupsRefused(OSError):
+    """A group cannot be made now, where groups can be made: ENOSPC is no full disk then."""
 
 
 class Place:
@@ -190,17 +199,21 @@ class Groups:
     """All groups of this server."""
 
     def __init__(self, places: list[Place], make: Callable[[str], None] = os.mkdir) -> None:
-        """Where a group cannot be made, as in a container that shows them read-only, its place is
-        left out.
+        """Where no group can be made, as in a container that shows them read-only, its place is
+        left out. Raises ``GroupsRefused`` where one can, but for what the host is short of.
         """
         self._make = make
         self._locks: list[int] = []
         self._own: list[Place] = []
         self._unremoved: list[Group] = []
         for place in places:
-            _remove_stale(place.directory)
-            # Several tries: see what can come between in ``_claim``.
-            own = self._claim(place) or self._claim(place) or self._claim(place)
+            try:
+                _remove_stale(place.directory)
+                # Several tries: see what can come between in ``_claim``.
+                own = self._claim(place) or self._claim(place) or self._claim(place)
+            except OSError:
+                self.close()
+                raise
             if own is not None:
                 self._own.append(own)
 
@@ -209,9 +222,9 @@ class Groups:
         try:
             self._make(directory)
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            return None
-        self._locks.append(lock)
+        except OSError as error:
+            _remove(directory)
+            return _refuse_unless_not_ours(error)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Another server may have taken it for a leftover a moment ago: then it is not there.
@@ -219,13 +232,17 @@ class Groups:
                 on = " ".join(f"+{name}" for name in place.controllers)
                 _set(directory, "cgroup.subtree_control", on)
             os.stat(directory)
-        except OSError:
+        except OSError as error:
+            os.close(lock)
             _remove(directory)
-            return None
+            return None if isinstance(error, BlockingIOError) else _refuse_unless_not_ours(error)
+        self._locks.append(lock)
         return Place(place.version, directory, place.controllers)
 
     def make(self, name: str, limits: dict[str, Any]) -> Group:
-        """Groups for one sandbox; one with no controllers where there is no place for any."""
+        """Groups for one sandbox; one with no controllers where there is no place for any. Raises
+        ``GroupsRefused``.
+        """
         places: list[Place] = []
         directories: list[str] = []
         for place in self._own:
@@ -237,8 +254,11 @@ class Groups:
                 self._make(directory)
                 for controller in wanted:
                     _limit(place.version, directory, controller, limits)
-            except OSError:
+            except OSError as error:
                 _remove(directory)
+                if error.errno not in _NOT_OURS:
+                    Group(places, directories).remove()
+                _refuse_unless_not_ours(error)
                 continue
             places.append(Place(place.version, directory, wanted))
             directories.append(directory)
@@ -267,7 +287,7 @@ def _limit(version: int, directory: str, controller: str, limits: dict[str, Any]
     if controller == "pids":
         _set(directory, "pids.max", str(value + SPARE))
     elif controller == "cpu":
-        _set(directory, "cpu.max", f"{value * _CPU_PERIOD} {_CPU_PERIOD}")
+        _set(directory, "cpu.max", f"{min(value, _MOST_CPUS) * _CPU_PERIOD} {_CPU_PERIOD}")
     elif version == 1:
         _set(directory, "memory.limit_in_bytes", str(value))
         _set_if_there(directory, "memory.memsw.limit_in_bytes", str(value))
@@ -276,6 +296,11 @@ def _limit(version: int, directory: str, controller: str, limits: dict[str, Any]
         _set(directory, "memory.max", str(value))
         _set_if_there(directory, "memory.swap.max", "0")
         _set_if_there(directory, "memory.oom.group", "0")
+
+
+def _refuse_unless_not_ours(error: OSError) -> None:
+    if error.errno not in _NOT_OURS:
+        raise GroupsRefused(error.errno, error.strerror, error.filename) from error
 
 
 def _set(directory: str, name: str, value: str) -> None:
