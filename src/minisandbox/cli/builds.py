@@ -17,6 +17,7 @@ from minisandbox.errors import EXIT_OK, InvalidInput, MiniSandboxError
 
 if TYPE_CHECKING:
     from minisandbox.build.stage import Ended
+    from minisandbox.records.plan import PlanIndex
 
 
 def add_commands(commands: Subparsers) -> None:
@@ -25,6 +26,12 @@ def add_commands(commands: Subparsers) -> None:
         "plan", help="make the plan of a configuration and print what it holds"
     )
     plan.add_argument("--config", default="config/config.yaml", type=Path)
+    plan.add_argument(
+        "--summary",
+        action="store_true",
+        help="also every environment, how many instances share it, and what size is expected",
+    )
+    plan.add_argument("--json", action="store_true", help="with --summary, as JSON")
     plan.set_defaults(function=make_plan)
 
     recipe = commands.add_parser("recipe", help="how instances are built, and who says so")
@@ -87,7 +94,10 @@ def make_plan(arguments: argparse.Namespace) -> int:
     _require_build_extra()
     from minisandbox.build.plan import ensure_plan
 
-    index = ensure_plan(_read_config(arguments.config), [str(arguments.config)])
+    config = _read_config(arguments.config)
+    index = ensure_plan(config, [str(arguments.config)])
+    if arguments.summary or arguments.json:
+        return _print_summary(index, config, as_json=arguments.json)
     batches = sum(len(entry.batches) for entry in index.environments.values())
     print(
         f"{index.instances} instances of {len(index.repos)} repositories "
@@ -100,6 +110,22 @@ def make_plan(arguments: argparse.Namespace) -> int:
             f"{index.unplanned} rows cannot be built ({_counted(index.reasons)}); "
             "the manifest will say why"
         )
+    return EXIT_OK
+
+
+def _print_summary(index: PlanIndex, config: dict[str, Any], *, as_json: bool) -> int:
+    from minisandbox.build.planning.config import parse_config
+    from minisandbox.build.planning.summary import summarise
+    from minisandbox.records import codec
+
+    parsed = parse_config(config, where="config")
+    results = Path(parsed.results)
+    earlier = [results, *([Path(parsed.from_lock)] if parsed.from_lock else [])]
+    summary = summarise(index, results, earlier)
+    if as_json:
+        print(json.dumps(codec.encode(summary), indent=1, ensure_ascii=False))
+    else:
+        print(summary.text(), end="")
     return EXIT_OK
 
 
