@@ -320,6 +320,50 @@ Keeper.reserve = reserve
     assert start().run("echo fine").stdout == b"fine\n"
 
 
+#: Where there are as many processes below the server as when the mark was made, there are no more.
+FULL = """
+import errno
+from minisandbox import linux
+from minisandbox.sandbox import processes
+server = os.getpid()
+def refuse():
+    if fails() and len(processes.descendants(server)) >= int(open(place).read()):
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+fork, clone = os.fork, linux.clone_mapped
+def counted_fork():
+    refuse()
+    return fork()
+def counted_clone(*args, **kwargs):
+    refuse()
+    return clone(*args, **kwargs)
+"""
+
+
+@pytest.mark.parametrize("where", ["os.fork = counted_fork", "linux.clone_mapped = counted_clone"])
+def test_spares_make_room_for_a_start(start, altered: Callable[[str], Path], where: str) -> None:
+    mark = altered(FULL + where + "\n")
+    box = start()
+    ready(server_of(box))
+    below = len(descendants(server_of(box)))
+    mark.write_text(str(below))
+    other = start(profile=Profile(network="host"))
+    assert other.run("echo fine").stdout == b"fine\n"
+    mark.write_text("1")
+    with pytest.raises(HostUnsupported, match=r"limit on processes is reached: .*`ulimit -u`"):
+        start()
+
+
+def test_where_processes_are_few_none_is_held_ready(start, altered: Callable[[str], Path]) -> None:
+    altered("""
+import resource
+_, most = resource.getrlimit(resource.RLIMIT_NPROC)
+resource.setrlimit(resource.RLIMIT_NPROC, (500, most))
+""")
+    box = start()
+    time.sleep(0.3)
+    assert not spares(server_of(box))
+
+
 def test_nothing_stays_reserved_for_one_that_could_not_be_ordered(
     start, altered: Callable[[str], Path]
 ) -> None:
@@ -418,14 +462,13 @@ def open_(path, *args, **kwargs):
 os.open = open_
 """)
     box = start()
-    prepared = ready(server_of(box))
+    ready(server_of(box))
     mark.touch()
     with pytest.raises(HostUnsupported, match=r"Too many open files .*ulimit -n") as caught:
         start(profile=Profile(network="host"))
     assert "Traceback" not in str(caught.value)
     mark.unlink()
     assert start(profile=Profile(network="host")).run("echo fine").ok
-    assert set(prepared) & set(spares(server_of(box)))
 
 
 def test_an_error_quotes_nothing_of_earlier_starts(start, altered: Callable[[str], Path]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from minisandbox import linux
-from minisandbox.errors import HostUnsupported, InvalidInput
+from minisandbox.errors import HostUnsupported, InvalidInput, MiniSandboxError
 from minisandbox.idmap import IdMap
 from minisandbox.sandbox import base, connection, orders, refusals, wire
 from minisandbox.sandbox.connection import Server
@@ -28,12 +28,23 @@ MAX_LAYERS = 499
 #: Seconds that a start which failed waits for what it leaves to be removed: a process that waits
 #: for a disk cannot be ended.
 _PATIENCE = 10.0
-#: Seconds for a second try, whatever the first has taken.
+#: Seconds before a second try, and for it, whatever the first has taken.
+_MOMENT = 0.1
 _LEAST = 1.0
 
 
-class _Lost(Exception):
+class _Again(Exception):
+    """A start may succeed when it is tried again; ``error`` is what is to be said if it does
+    not.
+    """
+
+    def __init__(self, error: MiniSandboxError) -> None:
+        self.error = error
+
+
+def _lost(reason: str) -> _Again:
     """Something killed a process that a start depends on, and nobody is left to say more."""
+    return _Again(HostUnsupported("starting a sandbox", reason, "run `minisandbox doctor`"))
 
 
 class Link:
@@ -151,17 +162,17 @@ def launch(
     deadline = time.monotonic() + timeout
     try:
         return _launch(connection.current(timeout), spec, profile, timeout)
-    except _Lost:
+    except _Again:
         pass
     # What was killed may have waited for orders for a minute; or it was the server a moment ago,
-    # and until now a fork of it held its socket, so that nobody could see that.
+    # and until now a fork of it held its socket, so that nobody could see that. Where processes
+    # could not be had, the server lets its spare ones go, which takes a moment.
+    time.sleep(_MOMENT)
     left = max(deadline - time.monotonic(), _LEAST)
     try:
         return _launch(connection.current(left), spec, profile, left)
-    except _Lost as error:
-        raise HostUnsupported(
-            "starting a sandbox", str(error), "run `minisandbox doctor`"
-        ) from error
+    except _Again as again:
+        raise again.error from again.__cause__
 
 
 def _launch(server: Server, spec: dict[str, Any], profile: Profile, timeout: float) -> Link:
@@ -179,7 +190,7 @@ def _launch(server: Server, spec: dict[str, Any], profile: Profile, timeout: flo
                 try:
                     server.send("start", link.name, fds=[request, theirs.fileno()])
                 except BrokenPipeError as error:
-                    raise _Lost("the server of sandboxes was killed") from error
+                    raise _lost("the server of sandboxes was killed") from error
             _take_over(link, spec, *_await_ready(link, request, timeout))
         finally:
             os.close(request)
@@ -258,9 +269,11 @@ def _await_ready(link: Link, request: int, timeout: float) -> tuple[int, list[in
             "starting a sandbox", reason, "raise start_timeout if storage is slow"
         ) from None
     if fields[:1] == ["refused"]:
-        raise refusals.explain(fields[1], int(fields[2]), fields[3])
+        number = int(fields[2])
+        explained = refusals.explain(fields[1], number, fields[3])
+        raise _Again(explained) if number == errno.EAGAIN else explained
     if not fields:
-        raise _Lost(_reason_in_log(link))
+        raise _lost(_reason_in_log(link))
     if fields[:1] != ["ready"]:
         raise HostUnsupported(
             "starting a sandbox", " ".join(fields[1:]), "run `minisandbox doctor`"

@@ -56,6 +56,12 @@ def explain(step: str, number: int, detail: str) -> MiniSandboxError:
         return HostUnsupported(
             "starting another sandbox", detail, "raise the limit on open files (`ulimit -n`)"
         )
+    if number == errno.EAGAIN and step in ("namespaces", "processes"):
+        return HostUnsupported(
+            "starting another sandbox",
+            f"the limit on processes is reached: {detail}",
+            "raise it (`ulimit -u`, or pids.max of a control group around this process)",
+        )
     if step == "namespaces":
         return namespaces.refused(number, detail)
     if step == "scratch":

@@ -277,6 +277,8 @@ class Server:
             return
         box.start = None
         box.code = start.code
+        if not start.init:
+            self._spares.close()  # it could not make a PID 1, and is asked again
         if pid:
             box.init = pid
             self._children[pid] = lambda code: self._init_ended(box, code)

@@ -8,6 +8,7 @@ again.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import time
@@ -31,6 +32,9 @@ _MOST = 2
 #: Milliseconds without a request before one is prepared: the first command of the last sandbox
 #: should not have to share the processors with it.
 _PAUSE = 10
+#: A user who may have fewer processes than this (``ulimit -u``) would miss the six of two spares,
+#: and programs in the sandboxes with them.
+_ROOM = 512
 #: Seconds without a start after which all are let go: a client may live for days.
 _IDLE = 60.0
 
@@ -117,10 +121,12 @@ class Spares:
         #: What was asked for last, while there should be more for it.
         self._wanted: dict[str, Any] | None = None
         self._asked = 0.0
+        most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+        self._has_room = most == resource.RLIM_INFINITY or most >= _ROOM
 
     def take(self, spec: dict[str, Any]) -> Start:
         """A starter for ``spec``, a spare one where there is one."""
-        self._wanted = spec
+        self._wanted = spec if self._has_room else None
         self._asked = time.monotonic()
         key = _key(spec)
         for position, (other, spare) in enumerate(self._ready):
@@ -130,7 +136,7 @@ class Spares:
         try:
             return self._prepare(spec)
         except OSError:
-            self.close()  # they hold some of what the host is short of
+            self.close()
             raise
 
     def wait(self) -> int | None:
@@ -176,7 +182,7 @@ class Spares:
         self._ready = ready
 
     def close(self) -> None:
-        """Let all of them end."""
+        """Let all of them end. They hold some of whatever the host may be short of."""
         self._wanted = None
         for _, spare in self._ready:
             spare.dismiss()
