@@ -181,14 +181,25 @@ class StageFailed(MiniSandboxError):
 
     ``kind`` is one of ``minisandbox.records.stages.FAILURE_KINDS``. ``transient`` says that trying
     again may help, and makes every attempt but the last exit with 75 instead of writing the record.
+    ``lines`` are those of a log that decided, where they are not the last ones of the stage's own.
     """
 
-    def __init__(self, kind: str, message: str, *, hint: str = "", transient: bool = False) -> None:
+    def __init__(
+        self, kind: str, message: str, *, hint: str = "", transient: bool = False, lines: str = ""
+    ) -> None:
         self.kind = kind
         self.message = message
         self.hint = hint
         self.transient = transient
+        self.lines = lines
         super().__init__(message + (f"; {hint}" if hint else ""))
+
+    def with_hint(self, hint: str) -> StageFailed:
+        """The same failure, and one more hint if there is one."""
+        hints = "; ".join(filter(None, (self.hint, hint)))
+        return StageFailed(
+            self.kind, self.message, hint=hints, transient=self.transient, lines=self.lines
+        )
 
 
 _FACTS = "_minisandbox_facts"

@@ -63,6 +63,7 @@ SHARED = frozenset(
         "schemas",
         "stage",
         "system_packages",
+        "validation",
         "virtualenv_tool",
         "workshop",
     }

@@ -12,6 +12,7 @@ import pytest
 
 from minisandbox import keys
 from minisandbox.build import stage, validate
+from minisandbox.build.validation import trials
 from minisandbox.errors import (
     EXIT_OK,
     InvalidInput,
@@ -185,7 +186,7 @@ def test_what_a_grader_raises_is_no_bug_of_ours(
     job: Stage, monkeypatch: pytest.MonkeyPatch, error: MiniSandboxError, kind: str
 ) -> None:
     job.failure = None
-    monkeypatch.setattr(validate, "start_instance", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(trials, "start_instance", lambda *_, **__: nullcontext())
     for when in ("run", "grade") if kind == "grader" else ("run",):
         job.recipe = replace(job.recipe, parser=when)  # makes the record anew
         grader = Breaking("pytest", "pytest -rA", error=error, when=when)
@@ -244,7 +245,7 @@ def test_a_record_says_what_was_tested_under_and_which_limit_was_reached(
     def run(*_: object, **__: object) -> run_tests.TestOutput:
         return run_tests.TestOutput("", 1, False, False, seconds=1.0, limit="memory")
 
-    monkeypatch.setattr(validate, "start_instance", start)
+    monkeypatch.setattr(trials, "start_instance", start)
     monkeypatch.setattr(LogGrader, "run", run)
     (record,) = job.run().instances
     profile = Profile(nested=True, limits=Limits(memory=1 << 30))
@@ -267,7 +268,7 @@ def test_a_failure_before_the_verdict_says_what_was_tested_under(
     def died(*_: object, **__: object) -> nullcontext[None]:
         raise SandboxDied("one", "its time of 5 s was over", limit="time")
 
-    monkeypatch.setattr(validate, "start_instance", died)
+    monkeypatch.setattr(trials, "start_instance", died)
     (record,) = job.run().instances
     assert record.failure is not None
     assert record.failure.kind == "limit"

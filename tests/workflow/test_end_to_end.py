@@ -360,6 +360,8 @@ def test_the_manifest_opens_everywhere(build: Build, tmp_path: Path) -> None:
     assert json.loads(plain["calc-1"]["extra"]) == {"difficulty": 3}
     summary = json.loads((build.results / "manifest.summary.json").read_text())
     assert (summary["instances"], summary["ok"], summary["failed"]) == (12, 4, 8)
+    assert (summary["tried"], summary["validated"], summary["infrastructure"]) == (11, 4, 0)
+    assert sum(summary["reasons"].values()) == 8
 
 
 def test_a_second_run_does_nothing(build: Build) -> None:
@@ -464,7 +466,7 @@ def test_what_does_not_exist_is_told_with_what_does(build: Build) -> None:
 def test_the_command_line(build: Build) -> None:
     listing = build.minisandbox("ls")
     assert listing.returncode == 0
-    assert "12 instances, 4 ok, 8 failed" in listing.stdout
+    assert "4 of 12 rows planned are ok (11 tried, 4 validated); 8 failed: " in listing.stdout
     assert build.minisandbox("ls", "--strict").returncode == 1
     assert build.minisandbox("show", "calc-1", "--field", "status").stdout == "ok\n"
     tests = "python -m pytest -q -p no:cacheprovider"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -35,6 +34,7 @@ from minisandbox.records.manifest import (
     BuildSeconds,
     Logs,
     ManifestRow,
+    Tally,
 )
 from minisandbox.records.plan import (
     BatchPlan,
@@ -80,12 +80,22 @@ def run(
         pq.write_table(table, temporary, compression="zstd")
     store = os.path.relpath(index.store, results)
     atomic.write_text(results / CACHE_NAME, json.dumps({"schema": 1, "store": store}) + "\n")
-    reasons = Counter(row.reason_kind for row in rows if row.status == "failed")
-    counts = {"instances": len(rows), "ok": len(rows) - reasons.total(), "failed": reasons.total()}
-    summary = {"schema": 1, **counts, "reasons": dict(reasons.most_common())}
+    tally = Tally()
+    for row in rows:
+        tally.add(row)
+    counts = tally.counts
+    summary = {
+        "schema": 1,
+        "instances": counts.planned,
+        "tried": counts.tried,
+        "validated": counts.validated,
+        "ok": counts.ok,
+        "failed": counts.failed,
+        "infrastructure": counts.infrastructure,
+        "reasons": dict(counts.reasons),
+    }
     atomic.write_text(summary_path, json.dumps(summary, indent=1) + "\n")
-    said = f"manifest: {len(rows)} instances, {counts['ok']} ok, {counts['failed']} failed"
-    return stage.Ended(EXIT_OK, said)
+    return stage.Ended(EXIT_OK, f"manifest: {counts}")
 
 
 def _table(rows: list[ManifestRow]) -> pa.Table:
@@ -204,6 +214,9 @@ def _row(
         empty_resolved=validation.empty.resolved if validation.empty else None,
         gold_seconds=validation.gold.seconds if validation.gold else None,
         empty_seconds=validation.empty.seconds if validation.empty else None,
+        validate_runs=validation.runs,
+        flaky_tests=tuple(item.test for item in validation.flaky),
+        failing_tests=validation.gold.failing if validation.gold else (),
         logs=Logs(
             environment=_relative(environment.record.log, results),
             build=_relative(record.log, results),

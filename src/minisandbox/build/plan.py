@@ -483,6 +483,7 @@ def _plan_environments(
                 index_cache=config.index_cache_path,
                 lock=config.from_lock,
                 limits=limits_of(recipe, config).identity(),
+                validate_runs=config.validate_runs,
             )
             used = sorted({keys.slug(instance.repo) for instance in instances})
             batches[environment.slug][batch] = BatchEntry(tuple(used), len(instances))

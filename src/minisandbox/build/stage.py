@@ -104,7 +104,8 @@ def failure_of(error: BaseException, log: Path) -> Failure:
         kind, message, hint = "store", str(error), "check free space and permissions"
     missing = missing_hint(facts_of(error).get("missing_packages", ()))
     hint = "; ".join(filter(None, (hint, missing)))
-    return Failure(kind=kind, message=message, hint=hint, log_tail=tail(log))
+    lines = error.lines if isinstance(error, StageFailed) else ""
+    return Failure(kind=kind, message=message, hint=hint, log_tail=lines or tail(log))
 
 
 def tail(log: Path, lines: int = _TAIL_LINES) -> str:
@@ -318,4 +319,5 @@ def with_failure(record: R, error: StageFailed | None) -> R:
     """``record`` as it is, or failed for the reason given while what it measured is kept."""
     if error is None:
         return record
-    return replace(record, status="failed", failure=Failure(error.kind, error.message, error.hint))
+    failure = Failure(error.kind, error.message, error.hint, error.lines)
+    return replace(record, status="failed", failure=failure)

@@ -17,7 +17,7 @@ from minisandbox.cli.subparsers import Subparsers
 from minisandbox.cli.waiting import waiting_line
 from minisandbox.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, InvalidInput
 from minisandbox.records import codec
-from minisandbox.records.manifest import ManifestRow
+from minisandbox.records.manifest import ManifestRow, Tally
 
 if TYPE_CHECKING:
     from minisandbox.runtime import Instance
@@ -98,22 +98,23 @@ def list_instances(arguments: argparse.Namespace) -> int:
     from minisandbox.runtime import open_cache
 
     cache = open_cache(arguments.cache)
-    failed = 0
     lines: list[tuple[str, ...]] = []
+    tally = Tally()
     for row in cache.rows():
-        failed += row.status == "failed"
+        tally.add(row)
         if arguments.status and row.status != arguments.status:
             continue
         if arguments.json:
             print(json.dumps(_brief(row), ensure_ascii=False))
         else:
             lines.append(_line(row))
+    counts = tally.counts
     if not arguments.json:
         _print_table(
             [("INSTANCE", "STATUS", "PYTHON", "LAYERS", "TESTS", "GOLD", "REASON"), *lines]
         )
-        print(f"\n{len(cache)} instances, {len(cache) - failed} ok, {failed} failed")
-    return EXIT_FAILED if arguments.strict and failed else EXIT_OK
+        print(f"\n{counts}")
+    return EXIT_FAILED if arguments.strict and counts.failed else EXIT_OK
 
 
 def _brief(row: ManifestRow) -> dict[str, object]:
@@ -192,10 +193,13 @@ def _print_row(row: ManifestRow) -> None:
     for layer in row.layers:
         print(f"{'layer:':17}{layer.kind:12} {readable_size(layer.size):>9}  {layer.digest}")
     if row.gold_resolved is not None:
+        times = f", {row.validate_runs} runs each" if row.validate_runs > 1 else ""
         print(
             f"{'validation:':17}gold {_word(row.gold_resolved)} in {row.gold_seconds} s, "
-            f"empty patch {_word(bool(row.empty_resolved))} in {row.empty_seconds} s"
+            f"empty patch {_word(bool(row.empty_resolved))} in {row.empty_seconds} s{times}"
         )
+    for name in row.flaky_tests:
+        print(f"{'flaky:':17}{name}")
     for name, log in codec.encode(row.logs).items():
         if log:
             print(f"{name + ' log:':17}{log}")

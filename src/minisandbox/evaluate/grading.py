@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from minisandbox.errors import EXIT_FAILED, EXIT_TRANSIENT, MiniSandboxError
-from minisandbox.evaluate.logs import PARSERS, PASSING, Status, Statuses
+from minisandbox.evaluate.logs import FAILING, PARSERS, PASSING, Statuses
 from minisandbox.evaluate.outages import KILLED, outage
 from minisandbox.evaluate.run_tests import PreparationFailed as PreparationFailed
 from minisandbox.evaluate.run_tests import TestOutput, TestSpec, run_tests
@@ -138,6 +138,10 @@ class Grader(Protocol):
         """The grade of each run of ``task``; raises ``GraderFailed`` or ``GraderUnavailable``."""
         ...
 
+    def tests_of(self, output: TestOutput) -> str:
+        """The part of a log in which the tests ran."""
+        ...
+
 
 @dataclass(frozen=True)
 class LogGrader:
@@ -184,6 +188,9 @@ class LogGrader:
 
     def grade(self, task: Task, outputs: Sequence[TestOutput]) -> tuple[Grade, ...]:
         return tuple(self._grade(task, output) for output in outputs)
+
+    def tests_of(self, output: TestOutput) -> str:
+        return output.log
 
     def _grade(self, task: Task, output: TestOutput) -> Grade:
         if (cut := cut_short(output)) is not None:
@@ -238,7 +245,7 @@ def grade(statuses: Statuses, *, fail_to_pass: Sequence[str], pass_to_pass: Sequ
         pass_to_pass=(p2p, len(pass_to_pass)),
         failing=failing,
         passed=sum(status in PASSING for status in statuses.values()),
-        failed=sum(status in (Status.FAILED, Status.ERROR) for status in statuses.values()),
+        failed=sum(status in FAILING for status in statuses.values()),
     )
 
 

@@ -22,6 +22,7 @@ class Status(StrEnum):
 
 #: Expected failures count as passes, as they do for the official graders.
 PASSING = frozenset({Status.PASSED, Status.XFAIL})
+FAILING = frozenset({Status.FAILED, Status.ERROR})
 
 #: When a test is reported twice (setup error after a pass, say) the worse word stands.
 _WORSE = (Status.PASSED, Status.XFAIL, Status.SKIPPED, Status.XPASS, Status.FAILED, Status.ERROR)

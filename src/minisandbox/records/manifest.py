@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from minisandbox.errors import InvalidInput
 from minisandbox.records.layer import LayerRef
-from minisandbox.records.stages import Status
+from minisandbox.records.stages import INFRASTRUCTURE, Status
 
 #: Version of the row; readers accept every version in ``READABLE_SCHEMAS``.
 MANIFEST_SCHEMA = 1
@@ -19,6 +21,67 @@ READABLE_SCHEMAS = (1,)
 
 #: Beside the manifest: how many instances there are, and how many failed for which reason.
 SUMMARY_NAME = "manifest.summary.json"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rows by what became of them.
+
+    All of ``planned`` are rows that the plan selected; on those that are ``tried`` a stage worked;
+    of those ``validated`` the tests were run with and without the gold patch. ``reasons`` counts
+    the rows that are not ``ok`` by kind, and ``infrastructure`` is how many of them say nothing of
+    the row.
+    """
+
+    planned: int
+    tried: int
+    validated: int
+    ok: int
+    infrastructure: int
+    reasons: Mapping[str, int]
+
+    @property
+    def failed(self) -> int:
+        return self.planned - self.ok
+
+    def __str__(self) -> str:
+        said = (
+            f"{self.ok} of {self.planned} rows planned are ok "
+            f"({self.tried} tried, {self.validated} validated)"
+        )
+        if not self.reasons:
+            return said
+        kinds = ", ".join(f"{number} {kind}" for kind, number in self.reasons.items())
+        return f"{said}; {self.failed} failed: {kinds}"
+
+
+class Tally:
+    """Counts rows that are read one by one: a manifest need not fit into memory."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+
+    def add(self, row: ManifestRow) -> None:
+        """Count one row."""
+        self._seen["planned"] += 1
+        self._seen["tried"] += row.failed_stage != "plan"
+        tested = row.gold_resolved is not None and row.empty_resolved is not None
+        self._seen["validated"] += tested
+        if row.status == "failed":
+            self._reasons[row.reason_kind] += 1
+
+    @property
+    def counts(self) -> Counts:
+        """The counts of the rows so far."""
+        return Counts(
+            planned=self._seen["planned"],
+            tried=self._seen["tried"],
+            validated=self._seen["validated"],
+            ok=self._seen["planned"] - self._reasons.total(),
+            infrastructure=sum(self._reasons[kind] for kind in INFRASTRUCTURE),
+            reasons=dict(self._reasons.most_common()),
+        )
 
 
 @dataclass(frozen=True)
@@ -74,7 +137,8 @@ class ManifestRow:
     text, because their keys differ from row to row and a column has one type. ``test_spec`` is JSON
     text too: what an official grader needs beside the row to grade without mirror or network.
     ``limits`` (JSON text, by the names of ``sandbox.Limits``) and ``nested`` are those of the
-    sandboxes that it is validated in.
+    sandboxes that it is validated in, ``validate_runs`` how often its tests ran there with the gold
+    patch, and how often without; ``flaky_tests`` came out differently.
     """
 
     schema: int
@@ -121,6 +185,9 @@ class ManifestRow:
     empty_resolved: bool | None
     gold_seconds: float | None
     empty_seconds: float | None
+    validate_runs: int = 0
+    flaky_tests: tuple[str, ...] = ()
+    failing_tests: tuple[str, ...] = ()
     logs: Logs
     extra: str
 

@@ -175,7 +175,8 @@ class BatchPlan:
 
     ``lock`` and ``index_cache`` are as in ``EnvironmentPlan``; ``tools`` holds the tools of the
     pipeline that have environments of their own. ``limits`` are those of each sandbox, whatever the
-    recipe leaves open.
+    recipe leaves open. ``validate_runs`` is how often the tests run with the gold patch, and how
+    often without one.
     """
 
     slug: str
@@ -190,6 +191,7 @@ class BatchPlan:
     index_cache: str
     lock: str = ""
     limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    validate_runs: int = 1
 
 
 @dataclass(frozen=True)

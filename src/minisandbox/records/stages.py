@@ -34,6 +34,11 @@ FAILURE_KINDS = (
     "smoke",
     "patch",
     "derive",
+    "collection",
+    "program",
+    "network",
+    "time",
+    "flaky",
     "gold-unresolved",
     "empty-resolved",
     "grader",
@@ -44,6 +49,12 @@ FAILURE_KINDS = (
     "sandbox",
     "store",
     "internal",
+)
+
+
+#: Those that say nothing of the instance: the machine, the index, a limit or a grader was at fault.
+INFRASTRUCTURE = frozenset(
+    {"index", "grader", "incomplete", "timeout", "limit", "sandbox", "store", "internal"}
 )
 
 
@@ -222,20 +233,44 @@ class TestRun:
     limit: str = ""
 
 
+@dataclass(frozen=True)
+class FlakyTest:
+    """A test that decides and that was seen both to pass and not to, with the same patch in the
+    same layers: ``(passed, runs)`` with the gold patch, and without one.
+    """
+
+    test: str
+    gold: tuple[int, ...]
+    empty: tuple[int, ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ValidationRecord(SandboxedRecord):
     """What the tests said, materialized from the packed layers, with network ``none``; ``nested``
     says whether they might make user namespaces.
 
+    ``runs`` is how often they ran with the gold patch, and how often without one. ``gold`` and
+    ``empty`` are the runs that decided: one that is no verdict or that went wrong, else the first;
+    ``repeats`` are the others. A test that decides and is not ``flaky`` came out the same each
+    time, which says something from two runs on.
+
     ``grader`` is ``log`` or the name of an official one, whose ``test_spec`` (JSON text) is all it
-    needs to grade again.
+    needs to grade again. ``dated`` is a run with the gold patch and the clock at ``dated_at``, and
+    ``again`` one without after it, made where the gold patch leaves tests failing for no reason
+    that the log shows.
     """
 
     tests_source: Literal["", "dataset", "derived"] = ""
     fail_to_pass: tuple[str, ...] = ()
     pass_to_pass: tuple[str, ...] = ()
+    runs: int = 0
     empty: TestRun | None = None
     gold: TestRun | None = None
+    repeats: tuple[TestRun, ...] = ()
+    flaky: tuple[FlakyTest, ...] = ()
+    dated_at: str = ""
+    dated: TestRun | None = None
+    again: TestRun | None = None
     grader: str = ""
     test_spec: str = ""
     nested: bool = False

@@ -29,6 +29,8 @@ class Config:
     ``timeout`` (seconds) bounds the build of one environment and the install of one instance;
     ``instances`` are shell patterns on instance ids, none meaning all. ``limits`` hold each sandbox
     in which environments and instances are built, tested and validated; a recipe may have others.
+    ``validate_runs`` is how often the tests of an instance run with the gold patch, and how often
+    without one.
     """
 
     datasets: tuple[str, ...]
@@ -43,6 +45,7 @@ class Config:
     timeout: int = 1800
     history: str = "none"
     batch_size: int = 20
+    validate_runs: int = 1
     from_lock: str = ""
     index_cache: str = ""
     limits: Limits = field(default_factory=Limits)
@@ -122,7 +125,7 @@ def parse_config(values: Mapping[str, Any], *, where: str) -> Config:
             f"is {config.history!r}",
             "expected none, full or a number of commits",
         )
-    for key in ("timeout", "batch_size"):
+    for key in ("timeout", "batch_size", "validate_runs"):
         if getattr(config, key) < 1:
             raise InvalidInput(
                 f"{where}: key {key!r}", f"is {getattr(config, key)}", "expected 1 or more"

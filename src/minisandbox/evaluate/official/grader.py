@@ -96,6 +96,9 @@ class OfficialGrader:
             for output, grade in zip(outputs, grades, strict=True)
         )
 
+    def tests_of(self, output: TestOutput) -> str:
+        return tests_part(output) or output.log
+
     def _saved(self, task: Task) -> Mapping[str, Any]:
         """The spec that was kept; raises ``GraderFailed`` for one of another grader, or none."""
         try:

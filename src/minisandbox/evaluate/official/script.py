@@ -195,9 +195,9 @@ def graded_part(output: TestOutput) -> str:
 
 
 def tests_part(output: TestOutput) -> str:
-    """What was printed between the markers of a run without ``trouble``."""
-    started, ended = _traces(output, _START_TRACE)[0], _traces(output, _END_TRACE)[0]
-    return output.log[started.end() : ended.start()]
+    """What was printed between the markers; nothing where a run has ``trouble`` with them."""
+    starts, ends = _traces(output, _START_TRACE), _traces(output, _END_TRACE)
+    return output.log[starts[0].end() : ends[0].start()] if starts and ends else ""
 
 
 def _traces(output: TestOutput, command: str) -> list[re.Match[str]]:
