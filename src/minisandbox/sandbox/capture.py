@@ -51,7 +51,10 @@ class Stream:
         if self._watch is not None:
             self._watch(data)
         if self._whole is not None:
-            self._whole.write(data)
+            try:
+                self._whole.write(data)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, self._whole.name) from error
         if self._head_room:
             self._head += data[: self._head_room]
             taken = min(len(data), self._head_room)

@@ -103,7 +103,8 @@ def download(
                 raise SandboxFileError("download", place, errno.EFBIG, reason) from None
             except OSError as error:
                 if error.errno != trees.CUT:
-                    raise
+                    place = error.filename or os.fspath(target)
+                    raise OSError(error.errno, error.strerror, place) from error
                 _answer(requests, channel, "done")  # raises the reason for which it was cut
                 raise
             finally:

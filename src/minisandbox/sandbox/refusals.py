@@ -38,7 +38,8 @@ MECHANISMS = {
 def describe(error: OSError) -> str:
     """The clause ``detail`` for an error met in this process."""
     reason = error.strerror or str(error)
-    return f"{reason} ({error.filename})" if error.filename else reason
+    place = error.filename2 or error.filename  # of a link, what is made and not where it leads
+    return f"{reason} ({place})" if place else reason
 
 
 def explain(step: str, number: int, detail: str) -> MiniSandboxError:

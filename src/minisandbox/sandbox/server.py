@@ -146,30 +146,29 @@ class Server:
 
     def _start(self, name: str, spec_fd: int, control: socket.socket) -> None:
         spec = orders.read(spec_fd)
+        step = "scratch"
         try:
             box = self._make(spec, name)
+            step = "processes"
             box.start = self._spares.take(spec)
             box.start.box = box
             box.link, box.reservation = box.start.link, box.start.reservation
             box.start.order(box.path, spec_fd, control.fileno())
             # While that works: PID 1 does not serve before the starter has ended, which is seen
             # here.
+            step = "scratch"
             self._keeper.admit(name, spec, box.path, box.reservation)
         except BrokenPipeError:
             self._close(name, None)  # killed a moment ago: the client, told nothing, asks again
         except OSError as error:
-            boot.refuse(control, rootfs.Refused(self._step(error, name), error))
+            if isinstance(error, linux.NamespacesRefused):
+                step = "namespaces"
+            elif isinstance(error, cgroups.GroupsRefused):
+                step = "groups"
+            boot.refuse(control, rootfs.Refused(step, error))
             self._close(name, None)
         finally:
             os.close(spec_fd)
-
-    def _step(self, error: OSError, name: str) -> str:
-        """What this process was at when ``error`` came."""
-        if isinstance(error, linux.NamespacesRefused):
-            return "namespaces"
-        if isinstance(error, cgroups.GroupsRefused):
-            return "groups"
-        return "processes" if name in self._boxes else "scratch"
 
     @property
     def _starting(self) -> bool:

@@ -102,7 +102,10 @@ def _replace(path: str, mode: int, source: int) -> None:
     final = os.path.realpath(path)
     os.makedirs(os.path.dirname(final), exist_ok=True)
     temporary = os.path.join(os.path.dirname(final), f".minisandbox-{os.urandom(6).hex()}")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
     try:
         try:
             _copy(source, fd)
@@ -120,5 +123,8 @@ def _upload(path: str, pipe: int) -> None:
     try:
         with open(pipe, "rb", buffering=1 << 20, closefd=False) as stream:
             receiver.receive(stream)
+    except OSError as error:
+        # It may name an entry, of a directory that nobody knows.
+        raise OSError(error.errno, error.strerror, path) from error
     finally:
         receiver.close()

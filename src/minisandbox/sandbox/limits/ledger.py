@@ -33,9 +33,12 @@ def note(path: str, what: str, limit: str, why: str) -> None:
 
 def _append(path: str, text: str) -> None:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-    fd = os.open(os.path.join(path, NAME), flags, 0o600)
+    name = os.path.join(path, NAME)
+    fd = os.open(name, flags, 0o600)
     try:
         os.write(fd, text.encode("utf-8", "surrogateescape"))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, name) from error
     finally:
         os.close(fd)
 
