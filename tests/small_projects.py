@@ -4,6 +4,7 @@ validated and graded by the shipped code in real sandboxes. Needs no index and n
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from minisandbox.errors import EXIT_OK
 from minisandbox.idmap import call_mapped, current, remove_tree
 from minisandbox.records import codec
 from minisandbox.records.layer import LayerRef
+from minisandbox.records.manifest import MANIFEST_SCHEMA, Base, BuildSeconds, Logs, ManifestRow
 from minisandbox.records.plan import BatchPlan, InstancePlan, Recipe
 from minisandbox.records.stages import (
     RECORD_SCHEMA,
@@ -24,7 +26,7 @@ from minisandbox.records.stages import (
     ValidationRecord,
     ValidationsRecord,
 )
-from minisandbox.runtime import Instance, start_instance
+from minisandbox.runtime import Cache, Instance, open_cache, start_instance
 from minisandbox.store import NodeStore, Store
 
 DATE = 1_600_000_000
@@ -56,6 +58,17 @@ def difference(name: str, before: str | None, after: str | None) -> str:
     first = [f"{1 if lines else 0},{len(lines)}" for lines in (old, new)]
     lines = [*(f"-{line}\n" for line in old), *(f"+{line}\n" for line in new)]
     return head + f"@@ -{first[0]} +{first[1]} @@\n" + "".join(lines)
+
+
+def unittest_name(case: str, test: str) -> str:
+    """A test as the base's unittest prints it: since Python 3.11 its name stands there twice."""
+    said = subprocess.run(
+        ["/usr/bin/python3", "-c", "import sys; print(sys.version_info >= (3, 11))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return f"{test} ({case}{f'.{test}' if said.strip() == 'True' else ''})"
 
 
 def _write_layers(root: Path, files: Mapping[str, str]) -> tuple[str, str]:
@@ -104,6 +117,47 @@ class SmallProject:
             name="small",
             **options,
         )
+
+    def cache(self, instance_id: str = "small-1", **changes: Any) -> Cache:
+        """A cache with one row, that of the project, as the manifest has it."""
+        texts: dict[str, Any] = dict.fromkeys(ManifestRow.__dataclass_fields__, "")
+        row = ManifestRow(
+            **texts
+            | {
+                "schema": MANIFEST_SCHEMA,
+                "instance_id": instance_id,
+                "status": "ok",
+                "base_commit": self.base,
+                "head_tree": self.head_tree,
+                "layers": self.layers,
+                "FAIL_TO_PASS": (),
+                "PASS_TO_PASS": (),
+                "base": Base(),
+                "packages": (),
+                "test_command": "python3 -m unittest -v",
+                "test_env": "{}",
+                "test_timeout": 60,
+                "env": "{}",
+                "log_parser": "unittest",
+                "grader": "log",
+                "limits": "{}",
+                "nested": False,
+                "build_seconds": BuildSeconds(),
+                "gold_resolved": True,
+                "empty_resolved": False,
+                "gold_seconds": None,
+                "empty_seconds": None,
+                "validate_runs": 1,
+                "flaky_tests": (),
+                "failing_tests": (),
+                "logs": Logs(),
+                "extra": "{}",
+            }
+            | changes
+        )
+        (self.folder / "manifest.jsonl").write_text(json.dumps(codec.encode(row)) + "\n")
+        (self.folder / "cache.json").write_text(json.dumps({"schema": 1, "store": "store"}))
+        return open_cache(self.folder)
 
     def validate(
         self,

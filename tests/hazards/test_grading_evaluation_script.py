@@ -12,13 +12,17 @@ import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from minisandbox.errors import PatchFailed
 from minisandbox.evaluate import run_tests
-from minisandbox.evaluate.grading import PreparationFailed
+from minisandbox.evaluate.grading import GraderFailed, PreparationFailed, Task
+from minisandbox.evaluate.official.grader import OfficialGrader
+from minisandbox.evaluate.official.pins import PINS
 from minisandbox.evaluate.official.script import graded_part, run_script, trouble
+from minisandbox.evaluate.official.tool import OfficialTool
 from minisandbox.idmap import call_mapped, current, remove_tree
 from minisandbox.records.layer import LayerRef
 from minisandbox.runtime import Instance, start_instance
@@ -435,3 +439,39 @@ def test_output_that_is_no_text_is_kept_byte_for_byte(project: Project, tmp_path
     assert b"\n\xe2\n" in log.read_bytes()
     assert "\ufffd" in output.log
     assert reported(output)[1] == "PASSED tests/new.sh"
+
+
+class Scripted:
+    """Stands for the official code, with a script of one's own."""
+
+    pin = PINS["swebench-4.1"]
+
+    def __init__(self, script: str) -> None:
+        self.script = script
+
+    def test_specs(self, rows: object, **_: object) -> list[dict[str, object]]:
+        return [{"eval_script": self.script, "test_spec": {}, "install": ""}]
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_a_script_with_the_line_ends_of_another_system_is_refused_loudly(
+    project: Project, ends: str
+) -> None:
+    """B13: bash would look for tests in files whose names end in a carriage return."""
+    script = project.script(ADDED).replace("\n", ends)
+    task = Task(
+        instance_id="one",
+        repo="o/n",
+        version="1",
+        base_commit=project.base,
+        test_patch=ADDED,
+        fail_to_pass=("t",),
+        pass_to_pass=(),
+    )
+    grader = OfficialGrader(cast("OfficialTool", Scripted(script)))
+    found = grader.specify([task], mirrors={})["one"]
+    if ends == "\n":
+        assert isinstance(found, str)
+    else:
+        assert isinstance(found, GraderFailed)
+        assert "CRLF" in str(found)

@@ -5,7 +5,6 @@ real runs of tests that want a network, a program, another date, or nothing at a
 from __future__ import annotations
 
 import itertools
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from minisandbox.records.stages import (
     ValidationRecord,
 )
 from minisandbox.runtime import Instance, start_instance
-from small_projects import SmallProject, difference
+from small_projects import SmallProject, difference, unittest_name
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -34,21 +33,8 @@ TEST = (
     "    def test_kept(self):\n        self.assertTrue(code41.ANSWER)\n\n"
     "    def test_fixed(self):\n        self.assertEqual(code41.ANSWER, 42)\n{}"
 )
-
-
-def name(test: str) -> str:
-    """As the base's unittest prints it: since Python 3.11 with the test's name a second time."""
-    said = subprocess.run(
-        ["/usr/bin/python3", "-c", "import sys; print(sys.version_info >= (3, 11))"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    suffix = f".{test}" if said.strip() == "True" else ""
-    return f"{test} (test_code.Test{suffix})"
-
-
-FIXED, KEPT = name("test_fixed"), name("test_kept")
+NAMES = ("test_fixed", "test_kept")
+FIXED, KEPT = (unittest_name("test_code.Test", name) for name in NAMES)
 LISTS = ((FIXED,), (KEPT,))
 
 
