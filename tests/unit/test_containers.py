@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from minisandbox.build.planning import task_repository
 from minisandbox.build.planning.config import DatasetConfig
 from minisandbox.build.planning.containers import read_local
 from minisandbox.build.planning.dataset import read_rows
@@ -236,6 +237,29 @@ class TestTaskRepository:
         assert [row.instance.instance_id for row in read(repository.folder, "dev")] == [
             "owner__name-3"
         ]
+
+    def test_files_for_the_tests_and_a_pinned_environment(self, repository: Repository) -> None:
+        task = repository.task("owner__name-1", **{"environment.yml": "dependencies: []\n"})
+        (task / "test_assets/sub").mkdir(parents=True)
+        (task / "test_assets/sub/a.png").write_bytes(b"\x89PNG\r\n")
+        (row,) = read(repository.folder)
+        assert row.instance.extra["test_assets"] == {"sub/a.png": "iVBORw0K"}
+        assert row.instance.extra["environment_export"] == "dependencies: []\n"
+
+    def test_a_link_among_the_files_for_the_tests_is_named(self, repository: Repository) -> None:
+        task = repository.task("owner__name-1")
+        (task / "test_assets").mkdir()
+        (task / "test_assets/key").symlink_to("/etc/passwd")
+        assert "test_assets/key: is no regular file" in refusal(repository.folder)
+
+    def test_files_for_the_tests_have_a_limit(
+        self, repository: Repository, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(task_repository, "_MAX_ASSETS", 2**20)
+        task = repository.task("owner__name-1")
+        (task / "test_assets").mkdir()
+        (task / "test_assets/big").write_bytes(bytes(2**20 + 1))
+        assert "test_assets: holds more than 1 MiB" in refusal(repository.folder)
 
     def test_test_lists_may_be_in_the_task(self, repository: Repository) -> None:
         task = repository.task("owner__name-1")

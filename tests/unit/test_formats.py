@@ -295,11 +295,22 @@ def test_a_recipe_file_overrules_the_language_but_not_the_format(plans: Plans) -
     assert [item.kind for item in unplanned] == ["format"]
 
 
-@pytest.mark.parametrize(("row", "said"), [(FIVE, "evaluation"), (REBENCH, "install_config")])
-def test_what_a_row_says_of_its_build_is_not_passed_over(
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (FIVE, "an eval_script that has no line"),
+        (REBENCH, "its install_config has no 'log_parser'"),
+        (GYM, "there is no recipe for owner/name"),
+    ],
+)
+def test_what_a_row_lacks_to_be_built_is_said(
     plans: Plans, row: Mapping[str, Any], said: str
 ) -> None:
     _, (unplanned,) = plans(row)
-    assert unplanned.kind == "recipe"
-    assert "no recipe for owner/name" in unplanned.message
     assert said in unplanned.message
+
+
+def test_a_swe_gym_row_is_built_by_a_recipe_file(plans: Plans) -> None:
+    plans.recipe()
+    index, unplanned = plans(GYM)
+    assert (index.instances, index.formats, unplanned) == (1, {"swe-gym": 1}, [])

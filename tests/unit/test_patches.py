@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.evaluate.patches import outside_of_tree, patched_paths
+from minisandbox.evaluate.patches import created_paths, outside_of_tree, patched_paths
 
 
 def git(folder: Path, *words: str) -> str:
@@ -122,3 +122,16 @@ def test_a_patch_that_writes_to_a_repository_of_git_is_seen(patch: str) -> None:
 )
 def test_a_patch_of_the_work_tree_is_none_such(patch: str) -> None:
     assert outside_of_tree(patch) is None
+
+
+def test_made_files_are_those_without_an_old_side() -> None:
+    patch = (
+        "diff --git a/new.py b/new.py\nnew file mode 100644\n--- /dev/null\n+++ b/new.py\n"
+        "@@ -0,0 +1 @@\n+--- /dev/null\n"
+        "diff --git a/empty.py b/empty.py\nnew file mode 100644\nindex 000..e69\n"
+        "diff --git a/old.py b/old.py\n--- a/old.py\n+++ b/old.py\n@@ -1 +1 @@\n-1\n+2\n"
+        "diff --git a/gone.py b/gone.py\ndeleted file mode 100644\n--- a/gone.py\n+++ /dev/null\n"
+        "@@ -1 +0,0 @@\n-1\n"
+        "--- /dev/null\n+++ b/plain.py\n@@ -0,0 +1 @@\n+1\n"
+    )
+    assert created_paths(patch) == ("new.py", "empty.py", "plain.py")

@@ -33,7 +33,7 @@ from minisandbox.build.planning.rows import Row
 from minisandbox.build.planning.sourced import SourcedRecipe
 from minisandbox.build.planning.specifications import environment_commit, export_files
 from minisandbox.errors import InstanceUnknown, InvalidInput
-from minisandbox.evaluate.official.pins import PINS
+from minisandbox.evaluate.official.pins import PINS, SPECIFYING
 from minisandbox.records import codec
 from minisandbox.records.plan import (
     PLAN_SCHEMA,
@@ -58,9 +58,13 @@ _DIGEST_CONTENT_UP_TO = 256 * 2**20
 _DECIDING = (
     "containers",
     "debian",
+    "dockerfile",
+    "install_config",
     "recipes",
     "resolving",
+    "row_recipes",
     "rows",
+    "shelltext",
     "sourced",
     "specifications",
     "task_repository",
@@ -310,7 +314,8 @@ def _plan_repositories(
         else:
             url = urls[instance.dataset].format(repo=instance.repo, slug=slug)
             commits[slug].add(instance.base_commit)
-            if recipe.grader != "log":  # reads files at that commit
+            if recipe.grader in SPECIFYING or recipe.requirement_file is not None:
+                # Files are read there.
                 commits[slug].add(environment_commit(instance))
             repo = RepositoryPlan(slug, instance.repo, mirror, "git", url=url)
         other = repos.setdefault(slug, repo)

@@ -39,8 +39,9 @@ from minisandbox.evaluate.grading import (
     Task,
     derive_lists,
 )
-from minisandbox.evaluate.judging import environment_commit, grader_named
+from minisandbox.evaluate.judging import environment_commit, evaluation_of, grader_named
 from minisandbox.evaluate.logs import PASSING
+from minisandbox.evaluate.official.pins import PINS
 from minisandbox.records import codec
 from minisandbox.records.plan import BatchPlan, InstancePlan
 from minisandbox.records.stages import (
@@ -182,6 +183,8 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
             "grader": [recipe.grader, dict(batch.grader.identity)],
             "row": [row.repo, row.version, row.base_commit, environment_commit(row.extra)],
         }
+        if not PINS[recipe.grader].has_specifications:
+            test["evaluation"] = evaluation_of(row.extra)
     return keys.digest_of(
         {
             "method": _METHOD,
@@ -213,6 +216,7 @@ def _task(row: InstancePlan) -> Task | None:
         fail_to_pass=row.fail_to_pass,
         pass_to_pass=row.pass_to_pass,
         environment_commit=environment_commit(row.extra),
+        evaluation=evaluation_of(row.extra),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from minisandbox.errors import EXIT_FAILED, EXIT_TRANSIENT, MiniSandboxError
 from minisandbox.evaluate.logs import FAILING, PARSERS, PASSING, Statuses
@@ -88,7 +88,8 @@ class Task:
     """What a grader has to know of an instance.
 
     ``environment_commit`` is where requirement files are read (SWE-bench's
-    ``environment_setup_commit``), or empty. ``test_spec`` is what ``Grader.specify`` said of it.
+    ``environment_setup_commit``), or empty. ``evaluation`` holds the columns of a row that says
+    itself how it is evaluated. ``test_spec`` is what ``Grader.specify`` said of it.
     """
 
     instance_id: str
@@ -99,6 +100,7 @@ class Task:
     fail_to_pass: tuple[str, ...]
     pass_to_pass: tuple[str, ...]
     environment_commit: str = ""
+    evaluation: Mapping[str, Any] = field(default_factory=dict[str, Any])
     test_spec: str = ""
 
 

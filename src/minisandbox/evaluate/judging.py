@@ -19,6 +19,7 @@ from minisandbox.evaluate.grading import (
 from minisandbox.evaluate.logs import PARSERS
 from minisandbox.evaluate.official.grader import OfficialGrader
 from minisandbox.evaluate.official.pins import PINS
+from minisandbox.evaluate.official.row_grader import COLUMNS, RowGrader
 from minisandbox.evaluate.official.tool import OfficialTool
 from minisandbox.evaluate.official.venv import Report, place_of
 from minisandbox.evaluate.run_tests import PreparationFailed, TestOutput
@@ -118,7 +119,8 @@ def grader_named(
         known = ", ".join(GRADERS)
         raise InvalidInput(where, f"is graded by {name!r}, which is unknown", f"known: {known}")
     tool = OfficialTool(name, tools, report=report)
-    return OfficialGrader(tool, env=commands.env, timeout=commands.timeout)
+    kind = OfficialGrader if tool.pin.has_specifications else RowGrader
+    return kind(tool, env=commands.env, timeout=commands.timeout)
 
 
 def task_of(row: ManifestRow) -> Task:
@@ -139,3 +141,8 @@ def task_of(row: ManifestRow) -> Task:
 def environment_commit(extra: Mapping[str, object]) -> str:
     """Where a row's requirement files are read, by its columns that only some datasets have."""
     return str(extra.get("environment_setup_commit") or "")
+
+
+def evaluation_of(extra: Mapping[str, object]) -> dict[str, object]:
+    """What a row says of its own evaluation, by its columns that only some datasets have."""
+    return {column: extra[column] for column in COLUMNS if extra.get(column)}

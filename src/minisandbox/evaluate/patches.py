@@ -105,6 +105,25 @@ def patched_paths(patch: str) -> tuple[str, ...]:
     return tuple(paths)
 
 
+def created_paths(patch: str) -> tuple[str, ...]:
+    """The paths that the patch makes, in order: those of which there is no old side."""
+    return tuple(path for path in patched_paths(patch) if path in _new_sides(patch))
+
+
+def _new_sides(patch: str) -> frozenset[str]:
+    made: set[str] = set()
+    header, before = "", ""
+    for line in _lines_outside_of_hunks(patch):
+        if line.startswith("diff --git "):
+            header = line.removeprefix("diff --git ")
+        elif line.startswith("new file mode "):
+            made.update(_header_paths(header))
+        elif line.startswith("+++ ") and before == "/dev/null":
+            made.add(_without_prefix(_unquote(line[4:].split("\t")[0])))
+        before = line[4:].split("\t")[0] if line.startswith("--- ") else ""
+    return frozenset(made)
+
+
 def _header_paths(header: str) -> tuple[str, ...]:
     """Both names of ``diff --git``; ambiguous only for renames, whose own lines name them again."""
     if header.startswith('"'):

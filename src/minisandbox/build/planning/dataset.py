@@ -15,7 +15,7 @@ from minisandbox.build.planning.formats import Format
 from minisandbox.build.planning.rows import Row, understand
 from minisandbox.build.planning.yamlfile import read_yaml
 from minisandbox.errors import InvalidInput
-from minisandbox.evaluate.official.pins import PINS
+from minisandbox.evaluate.official.pins import SPECIFYING
 from minisandbox.records import codec
 from minisandbox.records.plan import InstancePlan, ReleasePair
 
@@ -45,11 +45,11 @@ def read_dataset_config(path: Path) -> DatasetConfig:
 
 
 def _check_specifications(config: DatasetConfig, path: Path) -> None:
-    if config.specifications and config.specifications not in PINS:
+    if config.specifications and config.specifications not in SPECIFYING:
         raise InvalidInput(
             f"{path}: key 'specifications'",
             f"is {config.specifications!r}",
-            f"expected one of {', '.join(PINS)}",
+            f"expected one of {', '.join(SPECIFYING)}",
         )
     if config.date and config.date != "created_at":
         check_date(config.date, where=f"{path}: key 'date'", other=" or created_at")

@@ -2,7 +2,8 @@
 
 One precedence: a recipe file, what the row itself says, a pinned environment, the specification of
 an official package. The last two are one recipe already when they come here: what is installed is
-the environment's, how it is done the specification's.
+the environment's, how it is done the specification's. So are all but the first for a row that
+brings its own evaluation.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from minisandbox.build.planning.config import Config, DatasetConfig
+from minisandbox.build.planning.formats import Refusal
 from minisandbox.build.planning.recipes import RecipeFile, find_recipe
+from minisandbox.build.planning.row_recipes import row_recipes
 from minisandbox.build.planning.rows import Row
 from minisandbox.build.planning.sourced import SourcedRecipe
 from minisandbox.build.planning.specifications import specified_recipes
@@ -31,9 +34,12 @@ def resolve_recipes(
     Rows with equal recipes get the same object. Raises ``InvalidInput``.
     """
     specified: dict[str, SourcedRecipe] = {}
+    buildable = [row for row in rows if row.refusal is None]
     if dataset.specifications:
-        buildable = [row.instance for row in rows if row.refusal is None]
-        specified = specified_recipes(dataset, path, buildable, Path(config.tools_path))
+        instances = [row.instance for row in buildable]
+        specified = specified_recipes(dataset, path, instances, Path(config.tools_path))
+    evaluated = [row for row in buildable if row.format.evaluated]
+    brought = row_recipes(dataset, path, evaluated, specified)
     amended: dict[str, dict[int, SourcedRecipe]] = defaultdict(dict)
     for row in rows:
         instance, refusal = row.instance, row.refusal
@@ -47,8 +53,10 @@ def resolve_recipes(
         if refusal is not None:
             yield row, Unplanned(instance, refusal.kind, refusal.message)
             continue
-        below = specified.get(instance.instance_id)
-        if below is None:
+        below = brought.get(instance.instance_id) or specified.get(instance.instance_id)
+        if isinstance(below, Refusal):
+            yield row, Unplanned(instance, below.kind, below.message)
+        elif below is None:
             yield row, _without_recipe(row, named, dataset, config.recipes, file)
         elif file is None:
             yield row, below
@@ -89,6 +97,4 @@ def _without_recipe(
             f"{file.path} amends a recipe, and nothing else has one for {instance.repo} "
             f"{instance.version}: remove 'amends' and say there how it is built"
         )
-    if row.format.unused:
-        message += f" ({row.format.unused})"
     return Unplanned(instance, "recipe", message)

@@ -48,7 +48,7 @@ def specified_recipes(
     """
     pairs = sorted({(instance.repo, instance.version) for instance in instances})
     entries = OfficialTool(dataset.specifications, tools).specifications(pairs)
-    exports = _read_exports(dataset, dataset_path)
+    exports = read_exports(dataset, dataset_path)
     groups: dict[_Source, list[InstancePlan]] = defaultdict(list)
     for instance in instances:
         specification = entries[instance.repo, instance.version]
@@ -63,7 +63,7 @@ def specified_recipes(
     for source, members in groups.items():
         specification = entries[source.repo, source.version]
         assert specification is not None
-        recipe = _recipe(source, specification, dataset, date=_date(dataset, members))
+        recipe = _recipe(source, specification, dataset, date=newest_day(dataset, members))
         recipes |= {instance.instance_id: recipe for instance in members}
     return recipes
 
@@ -87,13 +87,14 @@ def export_files(dataset: DatasetConfig, dataset_path: Path) -> list[Path]:
     return [folder / INSTANCES_FILE, *sorted(folder.glob("*.yml"))]
 
 
-def _read_exports(dataset: DatasetConfig, dataset_path: Path) -> dict[str, Path]:
+def read_exports(dataset: DatasetConfig, dataset_path: Path) -> dict[str, Path]:
+    """The pinned export of each instance that has one; raises ``InvalidInput``."""
     files = export_files(dataset, dataset_path)
     if not files:
         return {}
     listing = files[0]
     found: dict[str, Path] = {}
-    for number, row in enumerate(csv.reader(io.StringIO(_text(listing)), delimiter="\t"), 1):
+    for number, row in enumerate(csv.reader(io.StringIO(read_text(listing)), delimiter="\t"), 1):
         if number == 1 or not row:
             continue
         path = listing.parent / row[-1]
@@ -103,7 +104,8 @@ def _read_exports(dataset: DatasetConfig, dataset_path: Path) -> dict[str, Path]
     return found
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of an export; raises ``InvalidInput``."""
     try:
         return path.read_bytes().decode()
     except UnicodeDecodeError as error:
@@ -112,7 +114,7 @@ def _text(path: Path) -> str:
         ) from None
 
 
-def _date(dataset: DatasetConfig, members: Sequence[InstancePlan]) -> str:
+def newest_day(dataset: DatasetConfig, members: Sequence[InstancePlan]) -> str:
     """The date that bounds uploads: the dataset's, or that of the newest of its rows."""
     if dataset.date != "created_at":
         return dataset.date
@@ -125,6 +127,13 @@ def _date(dataset: DatasetConfig, members: Sequence[InstancePlan]) -> str:
     return max(dates)
 
 
+def date_origin(dataset: DatasetConfig) -> str:
+    """Whose date that is, for people."""
+    if dataset.date == "created_at":
+        return "dataset rows: the newest created_at"
+    return "dataset file: date"
+
+
 def _recipe(
     source: _Source, specification: Specification, dataset: DatasetConfig, *, date: str
 ) -> SourcedRecipe:
@@ -135,7 +144,7 @@ def _recipe(
     requirement_file: RequirementFile | None = None
     pip_packages = tuple(map(str, entry.get("pip_packages", ())))
     if source.export is not None:
-        found = conda.from_export(_text(source.export), where=str(source.export))
+        found = conda.from_export(read_text(source.export), where=str(source.export))
         name += f"-{source.export.stem}"
         python, pip_packages = found.python, ()
     elif asked in _FILES:
@@ -187,11 +196,7 @@ def _origins(
     if recipe.dropped:
         origins["dropped"] = commands
     if dataset.date:
-        origins["date"] = (
-            "dataset rows: the newest created_at"
-            if dataset.date == "created_at"
-            else "dataset file: date"
-        )
+        origins["date"] = date_origin(dataset)
     if recipe.requirement_file:
         origins["requirement_file"] = f"{where}: packages; dataset row: environment_setup_commit"
         del origins["packages"]

@@ -6,6 +6,7 @@ line ends that they have: patches of files with CRLF apply only so.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,8 +23,13 @@ _FILES = {
     "eval_script": ("eval.sh", False),
     "hints_text": ("hints.md", True),
     "dockerfile": ("Dockerfile", True),
+    "environment_export": ("environment.yml", True),
 }
 _TESTS = "tests.json"
+#: Files for the tests that a text patch cannot carry, by their paths in the repository.
+_ASSETS = "test_assets"
+#: Bytes of them in one task: they travel in the plan and in the manifest.
+_MAX_ASSETS = 32 * 2**20
 
 
 def is_one(folder: Path) -> bool:
@@ -71,7 +77,26 @@ def _read_task(task: Path, *, where: str) -> Mapping[str, Any]:
             row[column] = _text(task / name, where=where)
         elif not optional:
             raise InvalidInput(where, f"has no {name}")
+    if assets := _read_assets(task / _ASSETS, where=where):
+        row["test_assets"] = assets
     return row
+
+
+def _read_assets(folder: Path, *, where: str) -> Mapping[str, str]:
+    """Every file of the folder as base64, by its path there."""
+    assets: dict[str, str] = {}
+    size = 0
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink() or not (path.is_dir() or path.is_file()):
+            raise InvalidInput(f"{where}: {_ASSETS}/{name}", "is no regular file")
+        if path.is_dir():
+            continue
+        size += path.stat().st_size
+        if size > _MAX_ASSETS:
+            raise InvalidInput(f"{where}: {_ASSETS}", f"holds more than {_MAX_ASSETS // 2**20} MiB")
+        assets[name] = base64.b64encode(path.read_bytes()).decode("ascii")
+    return assets
 
 
 def _read_tests(path: Path, *, where: str) -> Mapping[str, Any]:

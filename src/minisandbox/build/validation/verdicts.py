@@ -177,12 +177,13 @@ def _contradiction(runs: Runs, flaky: Sequence[FlakyTest]) -> StageFailed | None
 def unresolved(gold: Run, *, is_absent: Callable[[str], bool]) -> StageFailed:
     """Why a run with the gold patch leaves tests failing, as far as its log shows."""
     failing = gold.grade.failing
+    because = f" ({gold.grade.reason})" if gold.grade.reason else ""
     return _explained(
         FailureLog(gold.tests),
         failing,
         StageFailed(
             "gold-unresolved",
-            f"the gold patch leaves {counted(failing)} failing: {listed(failing)}",
+            f"the gold patch leaves {counted(failing)} failing: {listed(failing)}{because}",
             hint=f"see {gold.log}",
         ),
         is_absent,

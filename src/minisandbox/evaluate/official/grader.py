@@ -99,12 +99,19 @@ class OfficialGrader:
     def tests_of(self, output: TestOutput) -> str:
         return tests_part(output) or output.log
 
+    @property
+    def kept(self) -> Sequence[tuple[str, type]]:
+        """What a test spec is kept as, besides who made it."""
+        return _KEPT
+
     def _saved(self, task: Task) -> Mapping[str, Any]:
         """The spec that was kept; raises ``GraderFailed`` for one of another grader, or none."""
         try:
             saved: Any = json.loads(task.test_spec)
             if (saved["grader"], saved["version"]) == (self.name, self.tool.pin.version):
-                damaged = [name for name, kind in _KEPT if not isinstance(saved.get(name), kind)]
+                damaged = [
+                    name for name, kind in self.kept if not isinstance(saved.get(name), kind)
+                ]
                 if not damaged:
                     return saved
                 found = f"its test spec is damaged ({', '.join(damaged)})"

@@ -12,7 +12,9 @@ from pathlib import Path
 @dataclass(frozen=True)
 class Pin:
     """One official grader. ``requirements`` (every package with version and hashes) and ``bridge``
-    (the script that its python runs) are file names beside this module.
+    (the script that its python runs) are file names beside this module. ``has_specifications``
+    says that it knows how repositories are installed and tested, by version, and reads requirement
+    files of theirs; without, its rows bring their own evaluation.
     """
 
     name: str
@@ -20,6 +22,7 @@ class Pin:
     version: str
     requirements: str
     bridge: str
+    has_specifications: bool = True
 
     @property
     def requirements_path(self) -> Path:
@@ -44,8 +47,16 @@ def _digest(path: Path) -> str:
     return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+_BRIDGE = "swebench_bridge.py"
+
 #: The official graders by the name that recipes use.
 PINS: Mapping[str, Pin] = {
     pin.name: pin
-    for pin in (Pin("swebench-4.1", "swebench", "4.1.0", "swebench-4.1.txt", "swebench_bridge.py"),)
+    for pin in (
+        Pin("swebench-4.1", "swebench", "4.1.0", "swebench-4.1.txt", _BRIDGE),
+        Pin("swebench-5", "swebench", "5.0.2", "swebench-5.txt", _BRIDGE, has_specifications=False),
+    )
 }
+
+#: Those whose specifications a dataset can be built with.
+SPECIFYING = tuple(pin.name for pin in PINS.values() if pin.has_specifications)

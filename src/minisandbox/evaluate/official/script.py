@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from minisandbox.errors import InvalidInput, PatchFailed
 from minisandbox.evaluate.grading import Grade, cut_short
+from minisandbox.evaluate.official.eval_script import END, START
 from minisandbox.evaluate.patches import patched_paths
 from minisandbox.evaluate.run_tests import (
     PreparationFailed,
@@ -25,16 +26,14 @@ from minisandbox.evaluate.run_tests import (
 )
 from minisandbox.runtime import Instance
 
-#: Between these the harness looks for test results; `set -x` prints them once each.
-START = ">>>>> Start Test Output"
-END = ">>>>> End Test Output"
-
 #: The script's own commands as `set -x` tells of them.
 _START_TRACE, _END_TRACE = f": '{START}'", f": '{END}'"
 _ACTIVATE = "conda activate testbed"
 _APPLY_TRACE = "git apply (?:-v|--verbose) (?:--reject )?-"
 #: The last one; scripts that have no file to restore say so instead.
 _RESTORE = "(?:git checkout|echo) .*"
+#: How release 5 records what the test command ended with.
+_RECORD = "SWEBENCH_TEST_EXIT_CODE=[0-9]+"
 
 #: The harness's own (run_evaluation.py, GIT_APPLY_CMDS) less the one between: `git apply --reject`
 #: ends with an error wherever `git apply` does, but leaves the hunks that fit, which
@@ -48,10 +47,14 @@ _START_FILE = "/tmp/eval.start"
 _BARE_CHECKOUT = re.compile(r"^git checkout ([0-9a-f]{40}) *$", re.MULTILINE)
 _REFUSED = re.compile(r"^error: .*$", re.MULTILINE)
 _ELSEWHERE = re.compile(r"^error: (?:invalid path|.* beyond a symbolic link)", re.MULTILINE)
+_PATHSPEC = re.compile(r"error: pathspec '(.*)' did not match any file\(s\) known to git")
 _KILLED = re.compile(r"^/eval\.sh: line \d+: +\d+ (?:Killed|Terminated|Hangup|Quit)\b")
 _PIP = re.compile(r"\bpip3? (?:\S+ )*install\b")
 _SETUP = re.compile(r"\bsetup\.py (?:\S+ )*(?:install|develop)\b")
 _PIP_DONE = re.compile(r"^ *Successfully installed \S", re.MULTILINE)
+#: Told to be quiet, pip says nothing of what worked.
+_QUIET = re.compile(r" (?:-q+|--quiet)(?= |$)")
+_ERROR = re.compile(r"^ *(?:\S*Error|ERROR|error)\b", re.MULTILINE)
 _SETUP_DONE = re.compile(r"^Finished processing dependencies for \S", re.MULTILINE)
 
 
@@ -64,8 +67,13 @@ def run_script(
     env: Mapping[str, str],
     timeout: float,
     log_path: Path,
+    trusted: Sequence[str] = (),
+    files: Mapping[str, bytes] | None = None,
 ) -> TestOutput:
     """Apply ``patch`` as the harness does and run ``script``; the instance must be fresh.
+
+    ``trusted`` are paths, besides those of ``test_patch``, that the patch under test has no say in;
+    ``files`` are written, by their paths inside, when it has been applied.
 
     ``timeout`` is in seconds and bounds the whole script, its installing included. The merged
     output is written to ``log_path`` byte for byte. Raises ``PatchFailed``, after which a part of
@@ -76,11 +84,13 @@ def run_script(
     try:
         # A file that the patch under test made where the test patch makes one would have `git
         # apply` refuse the whole test patch, and the patch's own tests run in its place.
-        instance.restore(patched_paths(test_patch))
+        instance.restore([*patched_paths(test_patch), *trusted])
     except InvalidInput as error:
         raise PatchFailed("test patch", error.problem) from None
     if (bare := _BARE_CHECKOUT.search(script)) is not None:
         _keep_changes(instance, bare[1])
+    for path, content in (files or {}).items():
+        instance.write_file(path, content)
     instance.write_file(_SCRIPT, script.encode("utf-8", "surrogateescape"), mode=0o755)
     # Bash takes PS4 from the environment of an ordinary user only. The file is gone, and the
     # variable unset, before the first line of the script.
@@ -140,11 +150,15 @@ def _keep_changes(instance: Instance, base: str) -> None:
         )
 
 
-def trouble(output: TestOutput, *, install: str) -> Grade | None:
+def trouble(
+    output: TestOutput, *, install: str, applies: bool = True, created: Collection[str] = ()
+) -> Grade | None:
     """Why the log of a script must not be graded; ``None`` if nothing is wrong with the run.
 
     ``install`` is the command by which the script installs the patched project again. The harness
-    itself does not look: it would grade what was installed before.
+    itself does not look: it would grade what was installed before. ``applies`` says that the script
+    applies a test patch, ``created`` which files that makes: a script that restores them in the end
+    ends with an error, because base does not have them.
     """
     if (cut := cut_short(output)) is not None:
         return cut
@@ -164,7 +178,8 @@ def trouble(output: TestOutput, *, install: str) -> Grade | None:
     started = starts[0]
     if (failed := _failed_install(output, started.start(), install)) is not None:
         return Grade("install", reason=f"the evaluation script's own install failed: {failed}")
-    if (refused := _refused_test_patch(output, started.start())) is not None:
+    refused = _refused_test_patch(output, started.start()) if applies else None
+    if refused is not None:
         return Grade("incomplete", reason=f"the test patch does not apply: {refused}")
     if not ends:
         return Grade("incomplete", reason="the evaluation script ended before the tests did")
@@ -172,12 +187,13 @@ def trouble(output: TestOutput, *, install: str) -> Grade | None:
     if ended.start() < started.end():
         return Grade("suspect", reason="the evaluation script's markers are in the wrong order")
     # The shell tells of a killed command right before it goes on.
-    for line in log[started.end() : ended.start()].splitlines()[-1:]:
+    for line in tests_part(output).splitlines()[-1:]:
         if _KILLED.match(line):
             return Grade("incomplete", reason=f"the tests were killed: {line.strip()}")
     if not any(trace.start() > ended.end() for trace in _traces(output, _RESTORE)):
         return Grade("incomplete", reason="the evaluation script ended right after the tests")
-    if output.exit_code != 0:  # of that last command, which has nothing to do but restore files
+    # Of that last command, which has nothing to do but restore files.
+    if output.exit_code != 0 and not _lacks_only(output, created):
         last = log.rstrip().rpartition("\n")[2].strip()
         said = f"the evaluation script ended with {output.exit_code} after the tests: {last[:200]}"
         return Grade("incomplete", reason=said)
@@ -195,9 +211,31 @@ def graded_part(output: TestOutput) -> str:
 
 
 def tests_part(output: TestOutput) -> str:
-    """What was printed between the markers; nothing where a run has ``trouble`` with them."""
+    """What was printed between the markers, less what the shell told of recording how the tests
+    ended; nothing where a run has ``trouble`` with them.
+    """
     starts, ends = _traces(output, _START_TRACE), _traces(output, _END_TRACE)
-    return output.log[starts[0].end() : ends[0].start()] if starts and ends else ""
+    if not starts or not ends:
+        return ""
+    started, ended = starts[0], ends[0]
+    recorded = [
+        trace.start() for trace in _traces(output, _RECORD) if trace.start() > started.end()
+    ]
+    return output.log[started.end() : min([ended.start(), *recorded[-1:]])]
+
+
+def recorded_exit_code(output: TestOutput) -> int | None:
+    """What the test command of a run without ``trouble`` ended with, if its script records it."""
+    traces = _traces(output, _RECORD)
+    return int(traces[-1][0].rpartition("=")[2]) if traces else None
+
+
+def _lacks_only(output: TestOutput, created: Collection[str]) -> bool:
+    """Whether the last restore failed for nothing but files that base does not have."""
+    restored = _traces(output, _RESTORE)[-1]
+    said = output.log[restored.end() :].strip().splitlines()
+    lacking = [_PATHSPEC.fullmatch(line.strip()) for line in said]
+    return bool(said) and all(found is not None and found[1] in created for found in lacking)
 
 
 def _traces(output: TestOutput, command: str) -> list[re.Match[str]]:
@@ -227,6 +265,8 @@ def _failed_install(output: TestOutput, end: int, install: str) -> str | None:
             continue
         checked += 1
         said = output.log[trace.end() : following.start() if following else end]
+        if done is _PIP_DONE and _QUIET.search(command) and not _ERROR.search(said):
+            continue
         if not (done.search(said) or (done is _SETUP_DONE and _PIP_DONE.search(said))):
             return _decisive(said) or f"`{command}` does not say that it worked"
     return None if checked else f"the log has no trace of `{install}`"

@@ -1,4 +1,4 @@
-"""Runs inside the environment of ``swebench`` 4.1: one request on standard input, one answer out.
+"""Runs inside the environment of ``swebench``: one request on standard input, one answer out.
 
 Nothing of this project is imported here, and nothing but the answer reaches standard output. No
 connection leaves the process: what the harness would fetch from raw.githubusercontent.com comes out
@@ -7,6 +7,9 @@ of local mirrors, and anything else it asks for is an error that names the addre
 A request is ``{"operation": ..., "items": [...]}``, with ``"mirrors": {repo: path}`` where files of
 repositories are needed. The answer is a list of one object an item; ``error`` in it says why there
 is no other content.
+
+Release 5 has no specifications: its rows bring their evaluation scripts, and ``row_specs`` and
+``grade_row`` are for it. The other operations are for release 4.1.
 """
 
 from __future__ import annotations
@@ -119,11 +122,48 @@ def grade(item: Item) -> Answer:
     }
 
 
+def row_spec(item: Item) -> Answer:
+    """The harness's test spec of a row that brings its evaluation, as plain values, and the script
+    as the harness runs it.
+    """
+    if item["log_parser"] not in _harness("log_parsers").PARSER_REGISTRY:
+        return {"error": f"it has no log parser {item['log_parser']!r}"}
+    made = _harness("utils").make_test_spec(dict(item))
+    return {"test_spec": dataclasses.asdict(made), "eval_script": made.eval_script}
+
+
+def grade_row(item: Item) -> Answer:
+    """The harness's report on the log of such a row.
+
+    Without ``tests_status`` the report is of a log that the harness does not take for one of a test
+    run: ``words`` are those of its own words of failure that the log holds, ``statuses`` is how
+    many tests the parser finds.
+    """
+    grading, types = _harness("grading"), importlib.import_module("swebench.types")
+    spec = types.TestSpec(**item["test_spec"])
+    prediction = {"instance_id": spec.instance_id, "model_patch": item["patch"]}
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", newline="", suffix=".log") as log:
+        log.write(item["log"])
+        log.flush()
+        report = grading.get_eval_report(spec, prediction, log.name, include_tests_status=True)
+    statuses: dict[str, str] = grading.PARSER_REGISTRY[spec.log_parser](item["log"], spec)
+    names = ("APPLY_PATCH_FAIL", "RESET_FAILED", "TESTS_ERROR", "TESTS_TIMEOUT")
+    return {
+        "report": report[spec.instance_id],
+        "words": [word for name in names if (word := getattr(grading, name)) in item["log"]],
+        "statuses": len(statuses),
+        "passed": sum(status in ("PASSED", "XFAIL") for status in statuses.values()),
+        "failed": sum(status in ("FAILED", "ERROR") for status in statuses.values()),
+    }
+
+
 OPERATIONS: Mapping[str, Callable[[Item], Answer]] = {
     "specifications": specification,
     "requirements": requirements,
     "test_specs": test_spec,
     "grade": grade,
+    "row_specs": row_spec,
+    "grade_row": grade_row,
 }
 
 

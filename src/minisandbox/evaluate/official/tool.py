@@ -128,6 +128,16 @@ class OfficialTool:
         """The harness's report for each ``{test_spec, patch, log}``, or ``error``."""
         return self._ask("grade", items)
 
+    def row_specs(self, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
+        """The test spec of each row that brings its evaluation, with ``eval_script``, or
+        ``error``.
+        """
+        return self._ask("row_specs", rows)
+
+    def grade_rows(self, items: Sequence[Mapping[str, Any]]) -> list[Answer]:
+        """As ``grade``, for such rows; also ``words``, ``statuses``, ``passed``, ``failed``."""
+        return self._ask("grade_row", items)
+
     def _ask(
         self,
         operation: str,

@@ -39,12 +39,12 @@ class Format:
     """One kind of rows.
 
     ``fits`` tells by the columns whether a row is of it; ``adapt`` gives the row SWE-bench's
-    columns; ``refuse`` says what its instances lack. ``unused`` is what a row says about its build
-    that nothing here reads yet, to be told where no recipe says it either.
+    columns; ``refuse`` says what its instances lack. ``evaluated`` says that its rows bring their
+    own evaluation, in the columns of SWE-bench 5.
     """
 
     name: str
     fits: Callable[[Values], bool]
     adapt: Callable[[Values], Values] = as_it_is
     refuse: Callable[[InstancePlan], Refusal | None] = never
-    unused: str = ""
+    evaluated: bool = False

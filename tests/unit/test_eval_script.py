@@ -1,0 +1,110 @@
+"""Evaluation scripts that rows bring, read without running them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from minisandbox.evaluate.official.eval_script import (
+    EvalScript,
+    NotUnderstood,
+    read_eval_script,
+    with_files,
+)
+from minisandbox.evaluate.official.row_grader import test_command as command_of
+
+PATCH = """\
+diff --git a/tests/test_a.py b/tests/test_a.py
+--- a/tests/test_a.py
++++ b/tests/test_a.py
+@@ -1 +1,2 @@
+ x = 1
++: '>>>>> Start Test Output'
+"""
+SCRIPT = f"""\
+#!/bin/bash
+set -uxo pipefail
+source /opt/miniconda3/bin/activate
+conda activate testbed
+cd /testbed
+pip install early
+source /opt/miniconda3/bin/activate
+conda activate testbed
+python -m pip install -e .[dev]
+# python -m pip install not-this
+git checkout 0123 tests/test_a.py
+git apply -v - <<'EOF_114329324912'
+{PATCH}
+EOF_114329324912
+python -m pip install -q 'pytest<7.2'
+: '>>>>> Start Test Output'
+pytest -rA tests/test_a.py
+: '>>>>> End Test Output'
+git checkout 0123 tests/test_a.py
+"""
+
+
+def test_its_parts_are_told_apart() -> None:
+    script = read_eval_script(SCRIPT)
+    assert script.text == SCRIPT
+    assert script.tests == ("pytest -rA tests/test_a.py",)
+    assert script.installs == (
+        "python -m pip install -e .[dev]",
+        "python -m pip install -q 'pytest<7.2'",
+    )
+    assert script.patches == (PATCH + "\n",)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ": '>>>>> Start Test Output'",
+        ': ">>>>> Start Test Output"',
+        "echo '>>>>> Start Test Output'",
+        '  echo ">>>>> Start Test Output" ',
+    ],
+)
+def test_markers_become_lines_that_only_the_shell_tells_of(line: str) -> None:
+    text = f"set -x\n{line}\npytest\necho '>>>>> End Test Output'\n"
+    expected = "set -x\n: '>>>>> Start Test Output'\npytest\n: '>>>>> End Test Output'\n"
+    assert read_eval_script(text).text == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("pytest\n", "has no line `: '>>>>> Start Test Output'`"),
+        (": '>>>>> Start Test Output'\npytest\n", "has no line `: '>>>>> End Test Output'`"),
+        (": '>>>>> End Test Output'\n", "before the other"),
+        (SCRIPT + ": '>>>>> End Test Output'\n", "a second time"),
+        (SCRIPT + "cat <<X\n", "has text up to 'X' that does not end"),
+    ],
+)
+def test_a_script_that_does_not_say_where_its_tests_are_is_refused(text: str, said: str) -> None:
+    with pytest.raises(NotUnderstood, match=re.escape(said)):
+        read_eval_script(text)
+
+
+def test_files_are_put_in_place_after_the_patch_and_before_the_tests() -> None:
+    lines = with_files(SCRIPT, ["cp 1 2"]).split("\n")
+    place = lines.index("cp 1 2")
+    assert lines[place - 1] == "python -m pip install -q 'pytest<7.2'"
+    assert lines[place + 1] == ": '>>>>> Start Test Output'"
+    assert lines[:place] + lines[place + 1 :] == SCRIPT.split("\n")
+
+
+@pytest.mark.parametrize(
+    ("tests", "command"),
+    [
+        (("pytest -rA tests/test_a.py",), "pytest -rA"),
+        (("./tests/run.py --v test_a other",), "./tests/run.py --v other"),
+        (("cd sub", "tests/test_a.py -v"), "tests/test_a.py -v"),  # the program itself
+        ((), ""),
+    ],
+)
+def test_the_command_of_a_repository_names_no_file_of_a_row(
+    tests: tuple[str, ...], command: str
+) -> None:
+    assert command_of(EvalScript("", (), tests, (PATCH,)), "") == command
