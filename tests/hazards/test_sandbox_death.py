@@ -11,12 +11,13 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from minisandbox.errors import HostUnsupported, InvalidInput, SandboxDied
+from minisandbox.errors import HostUnsupported, InvalidInput, SandboxDied, SandboxFileError
 from minisandbox.idmap import IdMap, remove_tree
 from minisandbox.sandbox import Limits, Profile, Sandbox, connection, processes, wire
 from waiting import eventually
@@ -228,6 +229,58 @@ def test_a_client_without_descriptors_still_closes(start, fresh_server) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert eventually(lambda: not box._link.box.exists())
     assert other.run("echo x").stdout == b"x\n"
+
+
+def test_a_client_that_runs_out_of_descriptors_is_told_so(start, fresh_server) -> None:
+    """Wherever in a start or a snapshot that is; and the sandbox it has lives on."""
+    box = start()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    outcomes = set[str]()
+    with ExitStack() as stack:
+        stack.enter_context(box.popen("sleep 100"))
+        # So many that those which are free come after all others.
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        while (filler := os.dup(0)) <= highest:
+            stack.callback(os.close, filler)
+        os.close(filler)
+        for limit in range(filler, filler + 8):
+            for attempt in (start, box.snapshot):
+                try:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+                    made = attempt()
+                except (HostUnsupported, SandboxFileError, OSError) as error:
+                    assert "too many open files" in str(error).lower()  # noqa: PT017 - some pass
+                    outcomes.add(type(error).__name__)
+                else:
+                    made.close()
+                    outcomes.add(type(made).__name__)
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert outcomes >= {"HostUnsupported", "OSError", "Sandbox", "Snapshot"}
+    assert box.run("echo x").stdout == b"x\n"
+
+
+def test_a_start_tells_of_limits_of_the_client(scratch: Path, idmap: IdMap) -> None:
+    program = """
+import resource, sys
+from pathlib import Path
+from minisandbox.idmap import current, single
+from minisandbox.errors import HostUnsupported
+from minisandbox.sandbox import Sandbox
+idmap = single() if sys.argv[2] == "single" else current()
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+try:
+    Sandbox.start([], scratch=Path(sys.argv[1]), idmap=idmap)
+except HostUnsupported as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(scratch), idmap.kind],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+    assert "File too large; raise the limit on the size of files (`ulimit -f`)" in done.stdout
 
 
 def test_a_client_that_does_not_wait_for_an_answer_kills_nothing(start) -> None:

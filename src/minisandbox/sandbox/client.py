@@ -425,7 +425,7 @@ class Sandbox(Closing):
             check_count(len(self._layers) + len(self._kept) + 1)
             try:
                 idle = self._link.is_idle()
-            except OSError as error:
+            except ConnectionError as error:
                 raise self._requests.died() from error
             if idle:
                 self._seal_upper()

@@ -159,6 +159,14 @@ def launch(
     failures.
     """
     spec = _spec(layers, scratch, idmap, profile)
+    try:
+        return _launch_twice(spec, profile, timeout)
+    except OSError as error:  # what this process is short of: descriptors, memory
+        detail = refusals.describe(error)
+        raise refusals.explain("processes", error.errno or errno.EIO, detail) from error
+
+
+def _launch_twice(spec: dict[str, Any], profile: Profile, timeout: float) -> Link:
     deadline = time.monotonic() + timeout
     try:
         return _launch(connection.current(timeout), spec, profile, timeout)
@@ -307,7 +315,14 @@ def _take_over(link: Link, spec: dict[str, Any], refusal: int, fds: list[int]) -
     for port, fd in zip(ports, fds, strict=False):
         link.listeners[port] = socket.socket(fileno=fd)
     if watches:
-        link.watcher = Watcher(fds[-1])
+        try:
+            link.watcher = Watcher(fds[-1])
+        except RuntimeError as error:
+            raise HostUnsupported(
+                "starting a sandbox that is watched",
+                f"this process gets no more threads ({error})",
+                "raise its limits on processes and memory (`ulimit -u`, `ulimit -v`)",
+            ) from error
         link.unwatched = _unreadable(link.init_pid)
     elif spec["filter"]:
         link.unwatched = refusals.explain_unwatched(refusal)

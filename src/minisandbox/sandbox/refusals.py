@@ -57,6 +57,10 @@ def explain(step: str, number: int, detail: str) -> MiniSandboxError:
         return HostUnsupported(
             "starting another sandbox", detail, "raise the limit on open files (`ulimit -n`)"
         )
+    if number == errno.EFBIG:
+        return HostUnsupported(
+            "starting another sandbox", detail, "raise the limit on the size of files (`ulimit -f`)"
+        )
     if number == errno.EAGAIN and step in ("namespaces", "processes"):
         return HostUnsupported(
             "starting another sandbox",

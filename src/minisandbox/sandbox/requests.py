@@ -138,8 +138,8 @@ class Requests:
             self.refuse_closed()
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
-                body = wire.memory_file("request", wire.pack(request))
                 with theirs:
+                    body = wire.memory_file("request", wire.pack(request))
                     try:
                         fds = [theirs.fileno(), body, *files]
                         wire.send(self.link.control, kind, token, fds=fds)
