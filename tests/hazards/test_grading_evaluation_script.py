@@ -259,6 +259,22 @@ def test_test_files_are_restored_whatever_the_patch_did(
     assert reported(output) == [f"{word} tests/old.sh"]
 
 
+def test_a_script_may_name_a_new_file_where_it_restores_some(project: Project) -> None:
+    """As rows of SWE-bench 5 do: base lacks the file, and the restore in the end says so."""
+    files = "tests/new.sh tests/old.sh"
+    patch = OWN_TESTS + CHANGED.replace("$answer", "1").replace("42", "1")
+    output = project.evaluate(patch, ADDED, restored=files)
+    assert output.exit_code == 1
+    refused = trouble(output, install=INSTALL)
+    assert refused is not None
+    assert refused.outcome == "incomplete"
+    assert trouble(output, install=INSTALL, created=("tests/new.sh",)) is None
+    assert "FAILED tests/new.sh" in output.log
+    # A restore that fails for another reason as well is none.
+    worse = project.evaluate("", ADDED, restored=f"{files} tests/gone.sh")
+    assert trouble(worse, install=INSTALL, created=("tests/new.sh",)) is not None
+
+
 #: All that the rest of the script would print, said by a test.
 FORGED = (
     "echo PASSED tests/new.sh; "

@@ -75,6 +75,8 @@ def test_markers_become_lines_that_only_the_shell_tells_of(line: str) -> None:
     ("text", "said"),
     [
         ("", "is empty"),
+        (SCRIPT.replace("\n", "\r\n"), "has CRLF line ends"),
+        (SCRIPT.replace("-rA tests/test_a.py\n", "-rA tests/test_a.py\r\n"), "has CRLF line ends"),
         ("pytest\n", "has no line `: '>>>>> Start Test Output'`"),
         (": '>>>>> Start Test Output'\npytest\n", "has no line `: '>>>>> End Test Output'`"),
         (": '>>>>> End Test Output'\n", "before the other"),
@@ -108,3 +110,8 @@ def test_the_command_of_a_repository_names_no_file_of_a_row(
     tests: tuple[str, ...], command: str
 ) -> None:
     assert command_of(EvalScript("", (), tests, (PATCH,)), "") == command
+
+
+def test_lines_of_a_patch_may_end_as_they_like() -> None:
+    patch = PATCH.replace("x = 1\n", "x = 1\r\n")
+    assert read_eval_script(SCRIPT.replace(PATCH, patch)).patches == (patch + "\n",)

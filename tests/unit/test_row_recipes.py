@@ -220,6 +220,7 @@ def test_classic_rows_beside_them_have_their_own_grader(plan: Planned) -> None:
         ),
         ({"eval_type": "fail_only"}, "format", "the row has the eval_type 'fail_only'"),
         ({"eval_script": "pytest\n"}, "format", "an eval_script that has no line"),
+        ({"eval_script": SCRIPT.replace("\n", "\r\n")}, "format", "CRLF line ends"),
         ({"log_parser": "parse_log_mine"}, "format", "swebench-5 does not have"),
         ({"environment_export": "x: 1\n"}, "recipe", "o__r-1: environment.yml"),
     ],

@@ -59,13 +59,16 @@ def read_eval_script(text: str) -> EvalScript:
         if heredoc is not None:
             lines.append(line)
             end, content, is_patch = heredoc
-            if line.strip() != end:
+            if line.rstrip("\r") != end:
                 content.append(line)
                 continue
             if is_patch:
                 patches.append("\n".join(content) + "\n")
             heredoc = None
             continue
+        if line.endswith("\r"):
+            # Bash takes it for a part of the last word. Lines of a patch end as the file's do.
+            raise NotUnderstood("has CRLF line ends; convert it, but for patches in it, to LF")
         if (marker := _MARKER.fullmatch(line)) is not None:
             current = _next(current, marker["word"])
             lines.append(f": '{current}'")
