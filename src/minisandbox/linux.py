@@ -67,6 +67,10 @@ _SECCOMP_FLAG_SPEC_ALLOW = 1 << 2
 _SECCOMP_FLAG_NEW_LISTENER = 1 << 3
 _SECCOMP_FLAG_WAIT_KILLABLE_RECV = 1 << 5
 
+_RTM_NEWROUTE = 24
+_NLM_F_REQUEST, _NLM_F_ACK, _NLM_F_REPLACE, _NLM_F_CREATE = 0x1, 0x4, 0x100, 0x400
+_RT_TABLE_MAIN, _RTPROT_BOOT, _RT_SCOPE_LINK, _RTN_UNICAST = 254, 3, 253, 1
+_RTA_OIF, _RTA_PREFSRC = 4, 7
 _SIOCGIFFLAGS = 0x8913
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 0x1
@@ -375,6 +379,41 @@ def bring_up_loopback() -> None:
         flags = struct.unpack("16sh14x", fcntl.ioctl(probe, _SIOCGIFFLAGS, request))[1]
         if not flags & _IFF_UP:  # nested in gVisor it is up already, and setting it fails
             fcntl.ioctl(probe, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
+
+
+def route_all_to_loopback() -> None:
+    """Make the loopback device the way to every IPv4 address that is not local, from 127.0.0.1.
+
+    The kernel drops what it is to route there without a word (the way out of such a route has no
+    way in), so that a connection waits for its answer until it times out. Of IPv6 it makes routes
+    there refusals, whatever is asked for. Layout: rtnetlink(7).
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
+        # struct rtmsg: family, lengths of destination and source, tos, table, protocol, scope,
+        # type, flags.
+        message = struct.pack(
+            "=BBBBBBBBI",
+            socket.AF_INET,
+            0,
+            0,
+            0,
+            _RT_TABLE_MAIN,
+            _RTPROT_BOOT,
+            _RT_SCOPE_LINK,
+            _RTN_UNICAST,
+            0,
+        )
+        # struct rtattr: length, type, value.
+        message += struct.pack("=HHI", 8, _RTA_OIF, socket.if_nametoindex("lo"))
+        message += struct.pack("=HH4s", 8, _RTA_PREFSRC, socket.inet_aton("127.0.0.1"))
+        flags = _NLM_F_REQUEST | _NLM_F_ACK | _NLM_F_CREATE | _NLM_F_REPLACE
+        # struct nlmsghdr: length, type, flags, sequence, port.
+        header = struct.pack("=IHHII", 16 + len(message), _RTM_NEWROUTE, flags, 1, 0)
+        netlink.send(header + message)
+        answer = netlink.recv(4096)  # struct nlmsgerr: a header, a negative errno
+        number = -struct.unpack_from("=i", answer, 16)[0]
+        if number:
+            raise OSError(number, os.strerror(number), "default route to lo")
 
 
 def erase_command_line(title: bytes) -> None:

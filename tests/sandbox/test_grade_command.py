@@ -134,6 +134,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             "extra": "{}",
             "limits": "{}",
             "nested": False,
+            "blackhole": False,
         }
     )
     rows = [

@@ -199,6 +199,7 @@ def _row(
         env=json.dumps(dict(record.env), sort_keys=True),
         limits=json.dumps(dict(plan.limits)),
         nested=recipe.nested,
+        blackhole=recipe.blackhole,
         build_seconds=BuildSeconds(
             interpreter=environment.interpreter.seconds,
             clone=clone.seconds,

@@ -77,7 +77,12 @@ class _Batch:
         self.node = NodeStore(default_node_root())
         self.grader = _grader(plan)
         limits = limits_from(plan.limits, where=f"plan of batch {plan.slug}")
-        self.profile = Profile(network="none", nested=plan.recipe.nested, limits=limits)
+        self.profile = Profile(
+            network="none",
+            nested=plan.recipe.nested,
+            blackhole=plan.recipe.blackhole,
+            limits=limits,
+        )
 
     @property
     def ran_under(self) -> Mapping[str, Any]:
@@ -86,6 +91,7 @@ class _Batch:
             "profile": self.profile.digest(),
             "limits": self.profile.limits.identity(),
             "nested": self.profile.nested,
+            "blackhole": self.profile.blackhole,
         }
 
     @functools.cached_property
@@ -198,7 +204,11 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
             "test": test,
             "runs": batch.plan.validate_runs,
             # Not the profile's digest: a rule more about system calls is no reason to test again.
-            "sandbox": {"limits": batch.profile.limits.identity(), "nested": recipe.nested},
+            "sandbox": {
+                "limits": batch.profile.limits.identity(),
+                "nested": recipe.nested,
+                **({"blackhole": True} if recipe.blackhole else {}),
+            },
         }
     )
 

@@ -215,7 +215,7 @@ def _sandbox(row: ManifestRow) -> str:
     from minisandbox.sandbox import Limits
 
     profile, usual = profile_of(row), Limits().identity()
-    said = ["nested"] if profile.nested else []
+    said = [name for name in ("nested", "blackhole") if getattr(profile, name)]
     for name, value in profile.limits.identity().items():
         if value != usual[name]:
             said.append(f"no limit on {name}" if value is None else f"{name} {value}")

@@ -136,9 +136,9 @@ class ManifestRow:
     ``env``, ``test_env`` and ``extra`` (columns of the dataset that have no field here) are JSON
     text, because their keys differ from row to row and a column has one type. ``test_spec`` is JSON
     text too: what an official grader needs beside the row to grade without mirror or network.
-    ``limits`` (JSON text, by the names of ``sandbox.Limits``) and ``nested`` are those of the
-    sandboxes that it is validated in, ``validate_runs`` how often its tests ran there with the gold
-    patch, and how often without; ``flaky_tests`` came out differently.
+    ``limits`` (JSON text, by the names of ``sandbox.Limits``), ``nested`` and ``blackhole`` are
+    those of the sandboxes that it is validated in, ``validate_runs`` how often its tests ran there
+    with the gold patch, and how often without; ``flaky_tests`` came out differently.
     """
 
     schema: int
@@ -180,6 +180,7 @@ class ManifestRow:
     env: str = "{}"
     limits: str = "{}"
     nested: bool = False
+    blackhole: bool = False
     build_seconds: BuildSeconds
     gold_resolved: bool | None
     empty_resolved: bool | None

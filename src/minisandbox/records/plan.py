@@ -47,7 +47,8 @@ class Recipe:
     or the name of an official grader, which brings its own test command. ``limits`` are those of
     its sandboxes that are not the configuration's, by the names of ``sandbox.Limits``. ``nested``
     lets its tests make user namespaces. ``system_packages`` are the packages of Debian that the
-    base has to have.
+    base has to have. ``blackhole`` lets what its tests send to addresses outside vanish, instead of
+    being refused.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Recipe:
     test_paths: tuple[str, ...] = ()
     limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
     nested: bool = False
+    blackhole: bool = False
     system_packages: tuple[str, ...] = ()
 
 

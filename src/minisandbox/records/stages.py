@@ -274,6 +274,7 @@ class ValidationRecord(SandboxedRecord):
     grader: str = ""
     test_spec: str = ""
     nested: bool = False
+    blackhole: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,4 +20,4 @@ def limits_from(values: Mapping[str, Any], *, where: str) -> Limits:
 def profile_of(row: ManifestRow) -> Profile:
     """What the tests of a row were validated under; raises ``InvalidInput`` for a damaged row."""
     limits = limits_from(limits_of(row), where=f"manifest row {row.instance_id}")
-    return Profile(network="none", nested=row.nested, limits=limits)
+    return Profile(network="none", nested=row.nested, blackhole=row.blackhole, limits=limits)

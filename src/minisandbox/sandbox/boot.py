@@ -43,6 +43,8 @@ def become_init(starter: socket.socket, link: socket.socket, kind: dict[str, Any
         if not connected:
             rootfs.bring_up_loopback()  # what the host was short of then it may have now
         spec = orders.follow(spec_fd)
+        if spec["blackhole"]:
+            rootfs.make_blackhole()
         if monitor is not None and spec["filter"]:
             # It would be without the filter that reports, whose listener only PID 1 can hand out.
             monitor.dismiss()

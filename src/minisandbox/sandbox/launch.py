@@ -244,6 +244,7 @@ def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile)
         "map_writers": idmap.map_writers,
         "binds": binds,
         "network": profile.network,
+        "blackhole": profile.blackhole,
         "hostname": profile.hostname,
         "redirect_dir": profile.redirect_dir,
         "listen": list(profile.listen),

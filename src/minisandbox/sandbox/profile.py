@@ -70,6 +70,9 @@ class Profile:
     (``Sandbox.listeners``): with network ``none``, what it serves there is all that programs
     inside can reach. ``watch`` records the connections that they try (``Sandbox.attempts``).
 
+    ``blackhole`` lets what programs send to IPv4 addresses outside vanish, so that connections time
+    out, where without it they fail at once ("network is unreachable"): for tests of timeouts.
+
     ``nested`` lets programs make user namespaces inside, with every capability there, and so reach
     much more of the kernel: for repositories whose tests need it (browsers, container tools).
 
@@ -87,6 +90,7 @@ class Profile:
     nested: bool = False
     limits: Limits = field(default_factory=Limits)
     upper: Upper = "disk"
+    blackhole: bool = False
 
     def __post_init__(self) -> None:
         if self.network not in ("none", "host"):
@@ -100,6 +104,10 @@ class Profile:
         label = self.hostname.replace("-", "").replace(".", "")
         if not (label.isascii() and label.isalnum() and len(self.hostname) <= 63):
             raise InvalidInput("profile", f"{self.hostname!r} cannot be a host name")
+        if self.blackhole and self.network != "none":
+            raise InvalidInput(
+                "profile", "blackhole needs a network of its own", "use network 'none' with it"
+            )
         self._check_listen()
 
     def _check_listen(self) -> None:
@@ -138,6 +146,8 @@ class Profile:
             "nested": self.nested,
             "limits": self.limits.identity(),
             "upper": self.upper,
+            # Only where it is there: digests of profiles without one stay what they were.
+            **({"blackhole": True} if self.blackhole else {}),
         }
 
     def digest(self) -> str:

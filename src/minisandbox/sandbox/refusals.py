@@ -30,6 +30,7 @@ MECHANISMS = {
     "directories": "private temporary directories",
     "hostname": "a host name of its own",
     "loopback": "a loopback device of its own",
+    "blackhole": "a default route into its loopback device",
     "syscalls": "a filter of system calls",
     "listen": "listening sockets on a loopback device of its own",
 }

@@ -252,6 +252,11 @@ def bring_up_loopback() -> None:
     _step("loopback", linux.bring_up_loopback)
 
 
+def make_blackhole() -> None:
+    """In a network namespace of its own, whose loopback device is up."""
+    _step("blackhole", linux.route_all_to_loopback)
+
+
 def _step(name: str, function: Any, *arguments: Any) -> Any:
     orders.at(name)
     try:
