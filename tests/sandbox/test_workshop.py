@@ -274,3 +274,34 @@ def test_files_that_no_date_is_known_of_are_counted_and_said(
     assert record.failure is not None
     assert record.network.undated == (1 if date else 0)
     assert ("no upload time" in record.failure.hint) == bool(date)
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        ("no-such-tool --version", "no-such-tool"),
+        ("cd /tmp && printf 'all:\\n\\tno-such-tool\\n' > Makefile && make", "no-such-tool"),
+        (
+            "python3 -c 'import subprocess; subprocess.run([\"no-such-tool\"])'",
+            "no-such-tool",
+        ),
+        ("echo \"error: command 'no-such-gcc' failed: No such file or directory\"; exit 1", "gcc"),
+    ],
+)
+def test_a_program_that_the_base_lacks_is_named(build: Build, command: str, program: str) -> None:
+    failure = build.failure(command)
+    assert failure.kind == "program"
+    assert program in failure.message
+    assert "system_packages" in failure.hint
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo 'sh: 1: git: not found'; exit 1",
+        "cat no-such-file",
+        "python3 -c 'open(\"no-such-tool\")'",
+    ],
+)
+def test_a_program_that_is_there_is_not_called_missing(build: Build, command: str) -> None:
+    assert build.failure(command).kind == "install"

@@ -221,6 +221,7 @@ def test_a_title_with_the_file_before_the_name() -> None:
         "/usr/bin/env: ‘maxima’: No such file or directory",
         "env: maxima: No such file or directory",
         "error: command 'maxima' failed: No such file or directory",
+        "unable to execute 'maxima': No such file or directory",
     ],
 )
 def test_a_program_that_is_not_there(said: str) -> None:

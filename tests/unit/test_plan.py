@@ -251,6 +251,7 @@ BAD_INPUT: list[tuple[str, Callable[[Project], None], tuple[str, ...]]] = [
     ("wrong type", change(timeout="long"), ("config.yaml", "timeout", "int")),
     ("wrong type in a list", change(datasets=[1]), ("config.yaml", "datasets[0]", "str")),
     ("bool for a number", change(batch_size=True), ("config.yaml", "batch_size")),
+    ("no run at all", change(validate_runs=0), ("config.yaml", "'validate_runs'", "1 or more")),
     ("zero", change(batch_size=0), ("config.yaml", "'batch_size'", "1 or more")),
     ("unknown base", change(base="arch"), ("'base'", "'host'")),
     ("unknown limit", change(limits={"memry": 1}), ("config.yaml", "'limits.memry'", "memory")),

@@ -66,6 +66,7 @@ class Stage:
         self.failure: Failure | None = GONE
         self.clones = True
         self.limits: dict[str, object] = {}
+        self.runs = 1
 
     def write(self, name: str, cls: type[Record], key: str, **fields: object) -> Path:
         record = cls(
@@ -96,6 +97,7 @@ class Stage:
             tools=str(self.folder / "tools"),
             index_cache=str(self.folder / "index"),
             limits=self.limits,
+            validate_runs=self.runs,
         )
         codec.write(self.folder / "plan.json", plan)
         key = keys.slug(ROW.repo)
@@ -215,10 +217,12 @@ def test_what_decides_a_verdict_makes_it_anew(
     assert (job.run().instances[0].inputs != before) == anew
 
 
-@pytest.mark.parametrize("changed", ["limits", "nested"])
+@pytest.mark.parametrize("changed", ["limits", "nested", "runs"])
 def test_what_the_tests_run_under_decides_a_verdict(job: Stage, changed: str) -> None:
     before = job.run().instances[0].inputs
-    if changed == "limits":
+    if changed == "runs":
+        job.runs = 2
+    elif changed == "limits":
         job.limits = {"memory": 1 << 30}
     else:
         job.recipe = replace(job.recipe, nested=True)

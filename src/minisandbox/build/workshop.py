@@ -26,6 +26,7 @@ from minisandbox.build.index.egress import (
 from minisandbox.build.index.upstream import index_settings, index_url
 from minisandbox.build.stage import RAISE_LIMITS
 from minisandbox.errors import StageFailed, UnpackableTree, keep_facts
+from minisandbox.evaluate.causes import missing_program
 from minisandbox.records.layer import LayerKind, LayerRef
 from minisandbox.records.lock import IndexFile
 from minisandbox.records.plan import Network
@@ -186,7 +187,7 @@ class Workshop:
 
         Its kind is ``timeout`` for a time-out, ``index`` if the package index failed meanwhile,
         ``limit`` if something was ended for a limit of the sandbox, ``store`` if a disk is full,
-        else ``failure``.
+        ``program`` for want of one that the base lacks, else ``failure``.
 
         ``quiet`` keeps the command's text out of the log (scripts of ours), never its output.
 
@@ -230,6 +231,10 @@ class Workshop:
         elif _FULL in result.text[-_TAIL:]:
             room = f"a disk is full: check the free space of {self._node.root}"
             failure, message, hints = "store", said, [room]
+        elif (missing := missing_program(result.text[-_TAIL:])) and self._lacks(missing.what):
+            wants = f"{what} wants {missing.what}, a program of the system that is not there"
+            failure, message = "program", f"{wants}: {missing.line}"
+            hints = ["have the base bring it ('system_packages' in the recipe)", hint]
         else:
             message, hints = said, [hint]
         use = self._egress.use()
@@ -247,6 +252,11 @@ class Workshop:
             hint="; ".join(filter(None, hints)),
             transient=bool(unreachable),
         )
+
+    def _lacks(self, program: str) -> bool:
+        """Whether it is not there: what a command prints may be about something else."""
+        words = ["/bin/bash", "-c", 'command -v -- "$1"', "bash", program]
+        return self.sandbox.run(words, timeout=60).exit_code != 0
 
     def reached_limit(self, what: str, result: Result) -> StageFailed:
         """The failure of a command in whose time something was ended for a limit."""

@@ -23,16 +23,18 @@ _MAX_LINE = 300
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PROGRAM = r"(?P<program>[\w./+-]*[\w+])"
-#: How shells, `env`, and what runs compilers say that a program is not there. The first group of a
-#: line of pytest's is its margin.
+#: How shells, make, `env`, and what runs compilers say that a program is not there; the margin of
+#: pytest may stand before it.
 _NOT_FOUND = (
     re.compile(rf"^(?:E +)?\S+: (?:line \d+: )?{_PROGRAM}: command not found$", re.MULTILINE),
     re.compile(rf"^(?:E +)?(?:\S+: \d+|\S*sh): {_PROGRAM}: not found$", re.MULTILINE),
+    re.compile(rf"^(?:E +)?make(?:\[\d+\])?: {_PROGRAM}: No such file or directory$", re.MULTILINE),
     re.compile(
         rf"^(?:E +)?\S*env: [‘'\"]?{_PROGRAM}[’'\"]?: No such file or directory$", re.MULTILINE
     ),
     re.compile(
-        rf"^.*\bcommand '{_PROGRAM}' failed: No such file or directory.*$",
+        rf"^.*\b(?:command '{_PROGRAM}' failed: No such file or directory"
+        rf"|unable to execute '(?P<compiler>[\w./+-]+)': No such file or directory).*$",
         re.MULTILINE,
     ),
     re.compile(
@@ -213,7 +215,8 @@ def missing_program(said: str) -> Cause | None:
     """The program that ``said`` (what a failing command or test printed) shows to be missing."""
     for form in _NOT_FOUND:
         if (found := form.search(said)) is not None:
-            return Cause("program", found["program"], _line(found[0]))
+            program = next(filter(None, found.groupdict().values()))
+            return Cause("program", program, _line(found[0]))
     found = _NO_FILE.search(said)
     if found is None or not _STARTS_PROCESS.search(said):
         return None
