@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from minisandbox.build.planning.dockerfile import NotUnderstood, read_dockerfile
-from minisandbox.build.planning.shelltext import commands
+from minisandbox.build.planning.shelltext import lines_of
 from minisandbox.records.plan import InstancePlan
 
 BASE = "0123456789abcdef0123456789abcdef01234567"
@@ -51,6 +51,9 @@ source /opt/miniconda3/bin/activate
 conda activate testbed
 echo "Current environment: $CONDA_DEFAULT_ENV"
 sed -i 's/pytest/pytest -rA/' tox.ini
+grep -q x setup.py && sed -i s/x/y/ setup.py || true
+apt-get update && apt-get install -y locales
+echo 'en_US UTF-8' > /etc/locale.gen
 python -m pip install -e .[test]
 git config --global user.email setup@swebench.config
 git commit --allow-empty -am SWE-bench
@@ -83,10 +86,16 @@ def test_packages_by_name() -> None:
     assert found.pip_packages == ("six==1.16.0", "pytest")
     assert found.install == (
         "sed -i 's/pytest/pytest -rA/' tox.ini",
+        "grep -q x setup.py && sed -i s/x/y/ setup.py || true",
         "python -m pip install -e .[test]",
     )
     assert found.env == {}
-    assert found.dropped == ("git (for making the image)", "wget (for making the image)")
+    assert found.dropped == (
+        "git (for making the image)",
+        "wget (for making the image)",
+        "locales (locales are part of every environment)",
+        "echo 'en_US UTF-8' > /etc/locale.gen (the base is not changed)",
+    )
     assert found.system_packages == ("libffi-dev",)
 
 
@@ -159,7 +168,7 @@ CMD ["bash"]
         INSTANCE,
     )
     assert (found.python, found.pip_packages) == ("3.11", ("pytest==8.4.2",))
-    assert found.install == ("pip install -e .", "echo done > built.txt")
+    assert found.install == ("pip install -e . && echo done > built.txt",)
     assert found.env == {"APP_MODE": "test", "OTHER": "a b"}
 
 
@@ -212,4 +221,4 @@ def test_the_first_thing_that_is_not_understood_is_named(text: str, said: str) -
     ],
 )
 def test_commands_are_cut_where_a_shell_ends_them(text: str, expected: list[str]) -> None:
-    assert [command.text for command in commands(text)] == expected
+    assert [part for line in lines_of(text) for part in line.parts] == expected

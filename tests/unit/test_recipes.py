@@ -43,3 +43,10 @@ def test_what_the_planner_makes_is_no_key_of_a_file(
         f"{path}: key {key!r}: is made from a dataset's 'specifications' or 'pinned_environments'; "
         "remove it, and list requirements in 'packages'"
     )
+
+
+def test_a_parser_of_the_official_grader_is_only_for_that(tmp_path: Path) -> None:
+    path = write(tmp_path, parser="parse_log_flask", grader="swebench-5")
+    assert read_recipe(path).sourced.recipe.parser == "parse_log_flask"
+    with pytest.raises(InvalidInput, match="key 'parser': is 'parse_log_flask'"):
+        read_recipe(write(tmp_path, parser="parse_log_flask"))

@@ -188,7 +188,13 @@ def test_what_the_script_installs_is_installed_when_the_instance_is_built(plan: 
     )
     assert built(plain).install == "set -eu\npython -m pip install -e ."
     assert built(more).install == f"set -eu\npython -m pip install -e .\n{second}"
-    # The entry of a package knows what comes before the script's own install.
+    # The next source knows what comes before the script's own install.
+    (docker,) = plan({**FIVE, "dockerfile": DOCKERFILE}, dataset=pinned)
+    assert built(docker).install.split("\n")[1:] == [
+        "pip install --no-deps -e .",
+        "python -m pip install -e .",
+    ]
+    assert (built(docker).packages, built(docker).pip_packages) == (("six==1.2",), ())
     (entry,) = plan(FIVE, dataset=pinned + "specifications: swebench-4.1\n")
     assert built(entry).install == "set -eu\nsed x\nmake it\npython -m pip install -e ."
     assert built(entry).packages == ("six==1.2",)

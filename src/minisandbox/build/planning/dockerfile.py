@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 from minisandbox.build.planning import conda, debian
-from minisandbox.build.planning.shelltext import Command, commands
+from minisandbox.build.planning.shelltext import Line, lines_of
 from minisandbox.errors import InvalidInput
 from minisandbox.records.plan import InstancePlan
 
@@ -76,6 +76,7 @@ _OF_THE_IMAGE_ALONE = frozenset(
     | {"python3", "python3-pip", "python-is-python3"}
 )
 _CONDA = frozenset({"conda", "mamba", "micromamba"})
+_REACHES_OUT = frozenset({"curl", "wget"})
 _CONDA_NO_MATTER = frozenset({"init", "config", "activate", "clean", "info", "deactivate"})
 #: By which the benchmark removes what is newer than the base commit; our checkouts never have it.
 _HISTORY = re.compile(r"(?:TARGET_TIMESTAMP|AFTER_TIMESTAMP|COMMIT_COUNT)=|\[ \"\$COMMIT_COUNT\"")
@@ -125,6 +126,14 @@ def _instructions(text: str) -> Iterator[_Instruction]:
         yield _Instruction(name, argument, number, script)
 
 
+class _Command(NamedTuple):
+    """One command, the line that it is on, and the text of its heredoc."""
+
+    text: str
+    line: int
+    stdin: str | None = None
+
+
 @dataclass
 class _Reader:
     """What has been read so far."""
@@ -156,8 +165,8 @@ class _Reader:
             self._set(argument, line, lasting=name == "ENV")
         elif name == "RUN":
             script, first = self._script(instruction, argument)
-            for command in commands(script, first_line=first):
-                self._command(command)
+            for line_of_shell in lines_of(script, first=first):
+                self._line(line_of_shell)
         elif name not in _NO_MATTER:
             raise NotUnderstood(f"{line}: `{name} {argument[:60]}`")
 
@@ -241,7 +250,22 @@ class _Reader:
             raise NotUnderstood(f"line {instruction.line}: `RUN {argument[:60]}`")
         return argument, instruction.line
 
-    def _command(self, command: Command) -> None:
+    def _line(self, line: Line) -> None:
+        """Command by command; but what installs the repository stays together, for what comes after
+        ``&&`` depends on what comes before.
+        """
+        if self.cloned and line.stdin is None and all(map(_is_of_the_install, line.parts)):
+            self._install(line.text)
+            return
+        for part in line.parts:
+            self._command(_Command(part, line.number, line.stdin if len(line.parts) == 1 else None))
+
+    def _install(self, text: str) -> None:
+        parts = debian.take_apart([text])
+        self.install += parts.kept
+        self.dropped += parts.dropped
+
+    def _command(self, command: _Command) -> None:
         text = command.text
         try:
             words = shlex.split(text)
@@ -249,10 +273,10 @@ class _Reader:
             raise _unknown(command) from error
         if not words:
             return
-        program = words[0].rpartition("/")[2]
+        program = _program(words)
         if program in ("bash", "sh") and len(words) == 3 and re.fullmatch(r"-l?c", words[1]):
-            for inner in commands(words[2], first_line=command.line):
-                self._command(inner)
+            for line in lines_of(words[2], first=command.line):
+                self._line(line)
         elif command.stdin is not None:
             self._write_file(command)
         elif program in _SYSTEM_PACKAGES:
@@ -264,10 +288,10 @@ class _Reader:
             self._git(command, words[1:])
         elif program in _OF_THE_SYSTEM or _HISTORY.match(text):
             return
-        elif not self.cloned or program in ("curl", "wget"):
+        elif not self.cloned or program in _REACHES_OUT:
             self._before_the_clone(command, program, words)
         elif not _is_idle(program, words):
-            self.install.append(text)
+            self._install(text)
 
     def _system(self, text: str) -> None:
         parts = debian.take_apart([text])
@@ -278,13 +302,13 @@ class _Reader:
                 self.system_packages.add(name)
         self.dropped += parts.dropped
 
-    def _write_file(self, command: Command) -> None:
+    def _write_file(self, command: _Command) -> None:
         written = _WRITTEN.fullmatch(command.text)
         if written is None or command.stdin is None:
             raise _unknown(command)
         self.files[_place(written["file"])] = command.stdin
 
-    def _before_the_clone(self, command: Command, program: str, words: Sequence[str]) -> None:
+    def _before_the_clone(self, command: _Command, program: str, words: Sequence[str]) -> None:
         if (pip := _pip_arguments(words)) is not None:
             self._pip(command, pip)
         elif program == "sed" and any(word.startswith(("/root/", "/etc/")) for word in words[1:]):
@@ -292,7 +316,7 @@ class _Reader:
         elif program not in _OF_FILES and not _CONDA_INSTALLER.search(command.text):
             raise _unknown(command)
 
-    def _conda(self, command: Command, words: Sequence[str]) -> None:
+    def _conda(self, command: _Command, words: Sequence[str]) -> None:
         if not words or words[0] in _CONDA_NO_MATTER:
             return
         action = words[:2] if words[0] == "env" else words[:1]
@@ -316,7 +340,7 @@ class _Reader:
             elif word not in ("-y", "--yes", "-q", "--quiet", "--override-channels"):
                 raise _unknown(command)
 
-    def _pip(self, command: Command, words: Sequence[str]) -> None:
+    def _pip(self, command: _Command, words: Sequence[str]) -> None:
         arguments = iter(words)
         for word in arguments:
             if word in ("-r", "--requirement"):
@@ -333,7 +357,7 @@ class _Reader:
             elif word != "pip":  # every environment has one
                 self.pip.append(word)
 
-    def _git(self, command: Command, words: Sequence[str]) -> None:
+    def _git(self, command: _Command, words: Sequence[str]) -> None:
         if words[:1] == ["clone"]:
             addresses = [word for word in words if "://" in word or word.startswith("git@")]
             repo = re.escape(self.instance.repo)
@@ -357,6 +381,23 @@ class _Reader:
                 )
 
 
+def _program(words: Sequence[str]) -> str:
+    return words[0].rpartition("/")[2]
+
+
+def _is_of_the_install(text: str) -> bool:
+    """Whether a command in the repository is one of those that install it, and nothing else."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return False
+    if not words or _HISTORY.match(text):
+        return False
+    program = _program(words)
+    other = _SYSTEM_PACKAGES | _CONDA | _OF_THE_SYSTEM | _REACHES_OUT | {"git", "bash", "sh"}
+    return program not in other and not _is_idle(program, words)
+
+
 def _is_idle(program: str, words: Sequence[str]) -> bool:
     """Whether a command in the repository does nothing that an install needs."""
     if program == "echo":
@@ -365,7 +406,7 @@ def _is_idle(program: str, words: Sequence[str]) -> bool:
     return opens or list(words) == ["cd", TESTBED]
 
 
-def _unknown(command: Command) -> NotUnderstood:
+def _unknown(command: _Command) -> NotUnderstood:
     return NotUnderstood(f"line {command.line}: `{command.text[:80]}`")
 
 

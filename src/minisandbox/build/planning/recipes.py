@@ -19,6 +19,7 @@ from minisandbox.build.planning.yamlfile import read_yaml
 from minisandbox.errors import InvalidInput
 from minisandbox.evaluate.logs import PARSERS
 from minisandbox.evaluate.official.pins import PINS
+from minisandbox.evaluate.official.row_grader import LOG_PARSERS
 from minisandbox.records import codec
 from minisandbox.records.plan import InstancePlan, Recipe
 from minisandbox.runtime.profiles import limits_from
@@ -150,11 +151,13 @@ def _check(recipe: Recipe, where: str) -> None:
             f"is {recipe.grader!r}",
             f"expected one of {', '.join(('log', *PINS))}",
         )
-    if recipe.parser not in PARSERS:
+    # An official grader reads logs with parsers of its own.
+    known = PARSERS if recipe.grader == "log" else {*PARSERS, *LOG_PARSERS}
+    if recipe.parser not in known:
         raise InvalidInput(
             f"{where}: key 'parser'",
             f"is {recipe.parser!r}",
-            f"expected one of {', '.join(sorted(PARSERS))}",
+            f"expected one of {', '.join(sorted(known))}",
         )
     if recipe.timeout < 1:
         raise InvalidInput(

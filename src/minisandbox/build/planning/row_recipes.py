@@ -3,7 +3,8 @@ itself or from beside it what is installed.
 
 In this order: what the row pins itself (the ``environment.yml`` of a task, the ``install_config``
 of SWE-rebench), the pinned environment of the dataset, the Dockerfile of the task, the entry of an
-official package. A recipe file goes before all of them, and is not looked for here.
+official package. Of a pinned environment, which does not say it, the next of them says how the
+project is installed. A recipe file goes before all, and is not looked for here.
 """
 
 from __future__ import annotations
@@ -174,15 +175,18 @@ def _of_environment(
     if isinstance(own, str) and own:
         where = f"{instance.instance_id}: environment.yml"
         export = _Pinned(conda.from_export(own, where=where), "dataset row: environment.yml")
-    if export is not None:
-        return _of_export(instance, export, specified)
     text: object = instance.extra.get("dockerfile")
+    docker: SourcedRecipe | None = None
     unknown = ""
     if isinstance(text, str) and text:
         try:
-            return _of_dockerfile(instance, text)
+            docker = _of_dockerfile(instance, text)
         except dockerfile.NotUnderstood as error:
             unknown = f"its Dockerfile is not understood ({error}), and "
+    if export is not None:
+        return _of_export(instance, export, docker or specified)
+    if docker is not None:
+        return docker
     if specified is not None:
         return specified
     return Refusal(
@@ -192,15 +196,13 @@ def _of_environment(
     )
 
 
-def _of_export(
-    instance: InstancePlan, export: _Pinned, specified: SourcedRecipe | None
-) -> SourcedRecipe:
-    """A pinned environment says what is there; how the project is installed says the entry of an
-    official package, else the row's own script.
+def _of_export(instance: InstancePlan, export: _Pinned, how: SourcedRecipe | None) -> SourcedRecipe:
+    """A pinned environment says what is there, and the next source how the project is installed;
+    without one that is left to the row's own script.
     """
     found = export.environment
     blank = Recipe("", instance.repo, found.python, "", install="")
-    how = specified or SourcedRecipe(blank, {"repo": "dataset row: repo"})
+    how = how or SourcedRecipe(blank, {"repo": "dataset row: repo"})
     recipe = replace(
         how.recipe,
         python=found.python,

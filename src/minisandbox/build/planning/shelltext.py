@@ -13,19 +13,20 @@ _HEREDOC = re.compile(r"<<-?\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)")
 
 
 @dataclass(frozen=True)
-class Command:
-    """One command and the number of its first line; ``stdin`` is the text of its heredoc."""
+class Line:
+    """One line, those that go on joined, and its number; ``parts`` are its commands, which stand
+    apart by ``&&`` or ``;``; ``stdin`` is the text of its heredoc.
+    """
 
     text: str
-    line: int
+    number: int
+    parts: tuple[str, ...]
     stdin: str | None = None
 
 
-def commands(text: str, *, first_line: int = 1) -> Iterator[Command]:
-    """The commands of a script one by one: lines that go on are joined, what stands between ``&&``
-    or ``;`` is apart. Comments and blank lines are left out.
-    """
-    lines = iter(enumerate(text.replace("\r\n", "\n").split("\n"), first_line))
+def lines_of(text: str, *, first: int = 1) -> Iterator[Line]:
+    """The lines of a script without comments and blank ones."""
+    lines = iter(enumerate(text.replace("\r\n", "\n").split("\n"), first))
     for number, line in lines:
         while line.endswith("\\"):
             line = line[:-1].rstrip() + " " + next(lines, (0, ""))[1].strip()
@@ -41,10 +42,7 @@ def commands(text: str, *, first_line: int = 1) -> Iterator[Command]:
                 content.append(inner)
             stdin = "\n".join(content) + "\n"
             line = (line[: opened.start()] + line[opened.end() :]).strip()
-        parts = _apart(line)
-        for part in parts:
-            # The heredoc is of the part that it stands in; parts around it have none.
-            yield Command(part, number, stdin if stdin is not None and part == parts[0] else None)
+        yield Line(line, number, tuple(_apart(line)), stdin)
 
 
 def _apart(line: str) -> list[str]:
