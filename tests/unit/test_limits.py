@@ -196,6 +196,33 @@ def test_groups_shown_read_only_are_no_place_and_no_error(tmp_path: Path) -> Non
     assert group.remove()
 
 
+def test_limits_of_an_ordinary_user_are_kept_out_of_its_sandboxes_sight(tmp_path: Path) -> None:
+    """A program that mounts the files of its groups sees what it is in, and what is below."""
+    (tmp_path / "memory").mkdir()
+    places = [cgroups.Place(1, str(tmp_path / "memory"), ("memory",))]
+    group = cgroups.Groups(places, make_v1, apart=True).make("1", ALL)
+    (limited,), (entered,) = group.directories, group.entered
+    assert Path(entered).parent == Path(limited)
+    assert (Path(limited) / "memory.limit_in_bytes").read_text() == str(GIB)
+    assert (Path(entered) / "memory.limit_in_bytes").read_text() == ""
+    assert group.events == f"{entered}/memory.oom_control"
+    v2_group(tmp_path / "v2", "memory")
+    group = cgroups.Groups(
+        [cgroups.Place(2, str(tmp_path / "v2"), ("memory",))], make_v2, apart=True
+    )
+    made = group.make("1", ALL)
+    assert made.events == f"{made.directories[0]}/memory.events"
+    assert Path(made.entered[0]).is_dir()
+
+
+def test_groups_that_programs_made_are_removed_too(tmp_path: Path) -> None:
+    made = tmp_path / "1"
+    (made / "inside" / "of" / "a program").mkdir(parents=True)
+    place = cgroups.Place(1, str(tmp_path), ("memory",))
+    assert cgroups.Group([place], [str(made)], "inside").remove()
+    assert not made.exists()
+
+
 def test_what_the_host_is_short_of_costs_no_sandbox_its_limits(tmp_path: Path) -> None:
     for name in ("memory", "pids"):
         (tmp_path / name).mkdir()

@@ -184,7 +184,7 @@ class Server:
             start = Start(reservation)
             kind = {
                 **kind_of(spec),
-                "groups": reservation.group.directories,
+                "groups": reservation.group.entered,
                 "processors": reservation.processors,
             }
             orders, link = start.theirs

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PREFIX = "minisandbox-"
+#: Below the group of an ordinary user's sandbox, the one that its processes are in. Its files are
+#: that user's, who root inside is: a program with a namespace of its own (``Profile.nested``) may
+#: mount them, and write to them. It sees nothing above this one, where the limits are.
+_INSIDE = "inside"
 _CONTROLLERS = {1: ("memory", "pids"), 2: ("memory", "pids", "cpu")}
 #: Files of version 2 that say whether a group has a limit of its own: it has none where they begin
 #: with "max", hold nothing, or are missing because their controller is not on.
@@ -148,11 +152,19 @@ def _read(path: str) -> bytes:
 
 
 class Group:
-    """The groups of one sandbox, one in each hierarchy that is used."""
+    """The groups of one sandbox, one in each hierarchy that is used. Its processes are in those
+    below them with the name ``inside``, if it is one.
+    """
 
-    def __init__(self, places: list[Place], directories: list[str]) -> None:
+    def __init__(self, places: list[Place], directories: list[str], inside: str = "") -> None:
         self.places = places
         self.directories = directories
+        self._inside = inside
+
+    @property
+    def entered(self) -> list[str]:
+        """The directories of the groups that its processes are in."""
+        return [os.path.join(path, self._inside) for path in self.directories]
 
     @property
     def controllers(self) -> frozenset[str]:
@@ -164,12 +176,14 @@ class Group:
         """The file that counts processes killed for memory; empty where memory is not limited."""
         for place, directory in zip(self.places, self.directories, strict=True):
             if "memory" in place.controllers:
+                if place.version == 1 and self._inside:  # counts what is killed in the group alone
+                    directory = os.path.join(directory, self._inside)
                 return f"{directory}/{_EVENTS[place.version]}"
         return ""
 
     def remove(self) -> bool:
         """Whether nothing is left: the kernel may need a moment after the last process."""
-        self.directories = [path for path in self.directories if not _remove(path)]
+        self.directories = [path for path in self.directories if not _remove_all(path)]
         return not self.directories
 
 
@@ -198,11 +212,19 @@ def enter(directories: list[str]) -> None:
 class Groups:
     """All groups of this server."""
 
-    def __init__(self, places: list[Place], make: Callable[[str], None] = os.mkdir) -> None:
-        """Where no group can be made, as in a container that shows them read-only, its place is
-        left out. Raises ``GroupsRefused`` where one can, but for what the host is short of.
+    def __init__(
+        self,
+        places: list[Place],
+        make: Callable[[str], None] = os.mkdir,
+        *,
+        apart: bool = False,
+    ) -> None:
+        """With ``apart``, limits are kept in groups that programs inside cannot see. Where no group
+        can be made, as in a container that shows them read-only, its place is left out. Raises
+        ``GroupsRefused`` where one can, but for what the host is short of.
         """
         self._make = make
+        self._inside = _INSIDE if apart else ""
         self._locks: list[int] = []
         self._own: list[Place] = []
         self._unremoved: list[Group] = []
@@ -254,15 +276,17 @@ class Groups:
                 self._make(directory)
                 for controller in wanted:
                     _limit(place.version, directory, controller, limits)
+                if self._inside:
+                    self._make(os.path.join(directory, self._inside))
             except OSError as error:
-                _remove(directory)
+                _remove_all(directory)
                 if error.errno not in _NOT_OURS:
                     Group(places, directories).remove()
                 _refuse_unless_not_ours(error)
                 continue
             places.append(Place(place.version, directory, wanted))
             directories.append(directory)
-        return Group(places, directories)
+        return Group(places, directories, self._inside)
 
     def remove(self, group: Group) -> None:
         """Remove the groups of a sandbox whose processes are gone, now or at a later call."""
@@ -326,6 +350,15 @@ def _remove(directory: str) -> bool:
     return True
 
 
+def _remove_all(directory: str) -> bool:
+    """:func:`_remove` with the groups below, which a program inside may have made too."""
+    if _remove(directory):
+        return True
+    for path, _, _ in os.walk(directory, topdown=False):
+        _remove(path)
+    return not os.path.exists(directory)
+
+
 def _remove_stale(directory: str) -> None:
     """Remove the groups of servers that are gone."""
     for name in os.listdir(directory):
@@ -338,10 +371,7 @@ def _remove_stale(directory: str) -> None:
             continue  # removed a moment ago
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for below in os.listdir(path):
-                if os.path.isdir(os.path.join(path, below)):
-                    _remove(os.path.join(path, below))
-            _remove(path)
+            _remove_all(path)
         except OSError:
             continue  # its server lives, or another one is at it
         finally:

@@ -119,7 +119,9 @@ class Keeper:
     def reserve(self, limits: dict[str, Any]) -> Reservation:
         """Set aside what a sandbox with ``limits`` needs."""
         if self._groups is None:
-            self._groups = cgroups.Groups(cgroups.find(_text("cgroup"), _text("mountinfo")))
+            places = cgroups.find(_text("cgroup"), _text("mountinfo"))
+            # No id inside is root's of the host, but for an ordinary user root inside is that user.
+            self._groups = cgroups.Groups(places, apart=os.geteuid() != 0)
         self._reserved += 1
         group = self._groups.make(str(self._reserved), limits)
         return Reservation(group, self._spread.take(limits["cpus"]))
