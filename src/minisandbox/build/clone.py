@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections import defaultdict
 from pathlib import Path
 
 import git
@@ -17,8 +18,9 @@ from tqdm import tqdm
 from minisandbox import atomic, keys, process
 from minisandbox.build import stage
 from minisandbox.build.checkouts.releases import Index, build_repository, find_release
+from minisandbox.build.checkouts.submodules import Submodule, source_of, submodules_at
 from minisandbox.build.dropping import spare
-from minisandbox.errors import StageFailed
+from minisandbox.errors import InvalidInput, StageFailed
 from minisandbox.records import codec
 from minisandbox.records.plan import RepositoryPlan
 from minisandbox.records.stages import CloneRecord
@@ -49,7 +51,7 @@ def run(plan_path: Path, record_path: Path, attempt: stage.Attempt) -> stage.End
     plan = codec.read(RepositoryPlan, plan_path)
     log = record_path.with_suffix(".log")
     inputs = keys.digest_of({"plan": codec.encode(plan)})
-    if not _is_complete(plan):
+    if not _is_complete(plan) or not _has_submodules(plan, record_path):
         # Somebody removed the mirror that the record speaks of, or rows ask for newer commits.
         record_path.unlink(missing_ok=True)
         spare(record_path).unlink(missing_ok=True)
@@ -79,6 +81,16 @@ def _is_complete(plan: RepositoryPlan) -> bool:
     found = process.run(argv, stdin=listing, env={**os.environ, **_environment()}, check=False)
     lines = found.stdout.decode("utf-8", "replace").splitlines()
     return found.returncode == 0 and not any(line.endswith(" missing") for line in lines)
+
+
+def _has_submodules(plan: RepositoryPlan, record_path: Path) -> bool:
+    if not plan.submodules:
+        return True
+    try:
+        record = codec.read(CloneRecord, record_path)
+    except (FileNotFoundError, InvalidInput):
+        return True  # there is nothing to be taken back
+    return all(Path(mirror, "HEAD").exists() for mirror in record.submodules.values())
 
 
 def _from_git(plan: RepositoryPlan) -> CloneRecord:
@@ -113,8 +125,39 @@ def _from_git(plan: RepositoryPlan) -> CloneRecord:
         repo=plan.repo,
         mirror=plan.mirror,
         url=plan.url,
+        submodules=_mirror_submodules(plan),
         tools=stage.versions(["gitpython"]),
     )
+
+
+def _mirror_submodules(plan: RepositoryPlan) -> dict[str, str]:
+    """Mirrors of the submodules that the base commits name, by their URLs."""
+    folder = Path(plan.mirror).with_suffix(".submodules")
+    mirrors: dict[str, str] = {}
+    commits: dict[str, set[str]] = defaultdict(set)
+    sources: dict[str, Submodule] = {}
+    for revision in plan.revisions:
+        try:
+            found = submodules_at(Path(plan.mirror), revision, plan.submodules)
+        except StageFailed:
+            continue  # what it lacks is for the instance to say
+        for submodule in found:
+            sources.setdefault(submodule.url, submodule)
+            commits[submodule.url].add(submodule.commit)
+    for url, submodule in sources.items():
+        mirror = folder / f"{submodule.slug}.git"
+        part = RepositoryPlan(
+            slug=submodule.slug,
+            repo=f"{plan.repo}: {submodule.path}",
+            mirror=str(mirror),
+            kind="git",
+            url=source_of(submodule, parent=plan.url, git_url=plan.git_url),
+            revisions=tuple(sorted(commits[url])),
+        )
+        if not _is_complete(part):
+            _from_git(part)
+        mirrors[url] = str(mirror)
+    return mirrors
 
 
 def _update(plan: RepositoryPlan, mirror: Path) -> None:

@@ -21,6 +21,7 @@ from minisandbox.build.checkouts.checkout import (
 from minisandbox.build.checkouts.lending import lent_history
 from minisandbox.build.checkouts.rows import complete, release_row
 from minisandbox.build.checkouts.scm_versions import pretended_versions
+from minisandbox.build.checkouts.submodules import submodules_at
 from minisandbox.build.index import locks
 from minisandbox.build.index.egress import IndexAccess
 from minisandbox.build.index.wheelhouse import pack_wheelhouse
@@ -142,6 +143,7 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
             "lock": _lock_text(batch, instance),
             "smoke": [recipe.parser, recipe.grader],
             "scripts": scripts_digest(),
+            **({"submodules": list(recipe.submodules)} if recipe.submodules else {}),
             **({"missing_packages": list(missing)} if missing else {}),
         }
     )
@@ -157,9 +159,12 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         raise StageFailed(clone.failure.kind, clone.failure.message, hint=clone.failure.hint)
     row = release_row(instance, recipe, clone)
     clock = stage.Clock()
+    commit = complete(instance, row).base_commit
+    submodules = submodules_at(Path(clone.mirror), commit, recipe.submodules)
     checkout = make_checkout(
         Path(clone.mirror),
-        complete(instance, row).base_commit,
+        commit,
+        submodules=[(item, Path(clone.submodules[item.url])) for item in submodules],
         history=batch.plan.history,
         store=batch.store,
         log=log,

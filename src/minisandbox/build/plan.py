@@ -298,6 +298,7 @@ def _plan_repositories(
     repos: dict[str, RepositoryPlan] = {}
     versions: dict[str, list[str]] = defaultdict(list)
     commits: dict[str, set[str]] = defaultdict(set)
+    submodules: dict[str, set[str]] = defaultdict(set)
     for instance, recipe in planned:
         slug = keys.slug(instance.repo)
         mirror = f"{config.results}/mirrors/{slug}.git"
@@ -312,12 +313,14 @@ def _plan_repositories(
                 downloads=f"{config.results}/downloads",
             )
         else:
-            url = urls[instance.dataset].format(repo=instance.repo, slug=slug)
+            template = urls[instance.dataset]
+            url = template.format(repo=instance.repo, slug=slug)
+            submodules[slug] |= set(recipe.submodules)
             commits[slug].add(instance.base_commit)
             if recipe.grader in SPECIFYING or recipe.requirement_file is not None:
                 # Files are read there.
                 commits[slug].add(environment_commit(instance))
-            repo = RepositoryPlan(slug, instance.repo, mirror, "git", url=url)
+            repo = RepositoryPlan(slug, instance.repo, mirror, "git", url=url, git_url=template)
         other = repos.setdefault(slug, repo)
         if other != repo:
             raise InvalidInput(
@@ -331,6 +334,8 @@ def _plan_repositories(
             repo,
             versions=_ordered(versions[slug]),
             revisions=tuple(sorted(commits[slug])),
+            submodules=tuple(sorted(submodules[slug])),
+            git_url=repo.git_url if submodules[slug] else "",
         )
         for slug, repo in repos.items()
     }

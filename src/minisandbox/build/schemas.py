@@ -95,6 +95,11 @@ def _as_in_files(recipe: dict[str, Any]) -> None:
     recipe["required"] = ["repo"]
     recipe["if"] = {"properties": {"amends": {"const": True}}, "required": ["amends"]}
     recipe["else"] = {"required": ["python", "test"]}
+    listed = recipe["properties"]["submodules"]
+    recipe["properties"]["submodules"] = {
+        "anyOf": [{"type": "boolean"}, {"type": "array", "items": listed["items"]}],
+        "default": False,
+    }
     recipe["properties"] |= json_schema(Scope)["properties"]
     for name in PLANNED:
         del recipe["properties"][name]

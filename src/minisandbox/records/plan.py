@@ -47,8 +47,8 @@ class Recipe:
     or the name of an official grader, which brings its own test command. ``limits`` are those of
     its sandboxes that are not the configuration's, by the names of ``sandbox.Limits``. ``nested``
     lets its tests make user namespaces. ``system_packages`` are the packages of Debian that the
-    base has to have. ``blackhole`` lets what its tests send to addresses outside vanish, instead of
-    being refused.
+    base has to have. ``submodules`` are checked out too, by path (``*``: all). ``blackhole`` lets
+    what its tests send to addresses outside vanish, instead of being refused.
     """
 
     name: str
@@ -74,6 +74,7 @@ class Recipe:
     limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
     nested: bool = False
     blackhole: bool = False
+    submodules: tuple[str, ...] = ()
     system_packages: tuple[str, ...] = ()
 
 
@@ -81,8 +82,9 @@ class Recipe:
 class RepositoryPlan:
     """One repository to mirror: from a git URL, or made of source releases of a project.
 
-    ``revisions`` is a digest of the base commits in use: new rows make the clone stage look for
-    them.
+    ``revisions`` are the base commits in use: new rows make the clone stage look for them.
+    ``submodules`` of theirs are mirrored too, as in ``Recipe``; those on GitHub from ``git_url``, a
+    template.
     """
 
     slug: str
@@ -94,6 +96,8 @@ class RepositoryPlan:
     project: str = ""
     versions: tuple[str, ...] = ()
     downloads: str = ""
+    submodules: tuple[str, ...] = ()
+    git_url: str = ""
 
 
 @dataclass(frozen=True)

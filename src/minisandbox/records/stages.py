@@ -103,7 +103,8 @@ class ReleaseRow:
 @dataclass(frozen=True, kw_only=True)
 class CloneRecord(Record):
     """A bare mirror. Where it was made of releases, ``commits`` maps their versions to commits, and
-    ``missing`` those that the index does not have to the reason.
+    ``missing`` those that the index does not have to the reason. ``submodules`` maps the URLs of
+    submodules to mirrors of them.
     """
 
     repo: str = ""
@@ -111,6 +112,7 @@ class CloneRecord(Record):
     url: str = ""
     commits: Mapping[str, str] = field(default_factory=dict[str, str])
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
+    submodules: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,12 +9,14 @@ hash, and so receives no other branch, tag or object. What fetching leaves behin
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
 from minisandbox import keys
 from minisandbox.build.checkouts import gitindex
+from minisandbox.build.checkouts.submodules import Submodule
 from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import StageFailed
 from minisandbox.records.layer import LayerRef
@@ -58,22 +60,25 @@ def make_checkout(
     url: str,
     clone: str,
     limits: Limits,
+    submodules: Sequence[tuple[Submodule, Path]] = (),
 ) -> Checkout:
     """Check out ``revision`` at ``/testbed`` and pack it; raises ``StageFailed`` of kind
-    ``commit`` or ``limit``.
+    ``commit`` or ``limit``. ``submodules`` come with their mirrors.
     """
     if not mirror.is_dir():
         raise StageFailed(
             "clone", f"the mirror {mirror} is gone", hint=f"run `minisandbox records drop {clone}`"
         )
-    bind = Bind(source=mirror.resolve(), target=f"{TOOLS}/mirror")
+    binds = [Bind(source=mirror.resolve(), target=f"{TOOLS}/mirror")]
+    for number, (_, place) in enumerate(submodules):
+        binds.append(Bind(source=place.resolve(), target=f"{TOOLS}/submodule{number}"))
     depth = (
         {"none": "1", "full": ""}.get(history)
         if history in ("none", "full")
         else str(int(history) + 1)
     )
     with Workshop(
-        [], store=store, network="none", log=log, name=name, binds=(bind,), limits=limits
+        [], store=store, network="none", log=log, name=name, binds=binds, limits=limits
     ) as shop:
         result = shop.sandbox.run(
             ["/bin/bash", "-s", "--", f"{TOOLS}/mirror", revision, depth or ""],
@@ -95,8 +100,11 @@ def make_checkout(
                 "commit", f"checking out {revision} of {url} failed: {result.text.strip()[-300:]}"
             )
         commit, date = result.text.split()[-2:]
-        _normalise_index(shop)
-        layer = shop.pack("source", date=int(date), newer=frozenset({INDEX}))
+        indices = {INDEX}
+        if submodules:
+            indices |= _add_submodules(shop, [submodule for submodule, _ in submodules], date)
+        _normalise_index(shop, *indices)
+        layer = shop.pack("source", date=int(date), newer=frozenset(indices))
     return Checkout(layer=layer, commit=commit, date=int(date))
 
 
@@ -118,9 +126,34 @@ def commit_install(shop: Workshop, *, date: int) -> Head:
     return Head(commit=commit, tree=tree)
 
 
-def _normalise_index(shop: Workshop) -> None:
-    path = f"/{INDEX}"
-    shop.sandbox.write_file(path, gitindex.normalise(shop.sandbox.read_file(path)))
+def _add_submodules(shop: Workshop, submodules: Sequence[Submodule], date: str) -> set[str]:
+    """Check out submodules in the checkout; returns their indices."""
+    words = [
+        word
+        for number, item in enumerate(submodules)
+        for word in (f"{TOOLS}/submodule{number}", item.commit, item.path, item.name, item.url)
+    ]
+    result = shop.sandbox.run(
+        ["/bin/bash", "-s", "--", date, *words],
+        stdin=_script("submodules.sh"),
+        timeout=1800,
+        merge_stderr=True,
+    )
+    said = result.text.strip()
+    if result.exit_code == _NO_COMMIT:
+        path, commit = said.split()[-2:]
+        raise StageFailed("commit", f"the mirror of submodule {path} has no commit {commit}")
+    if result.limit:
+        raise shop.reached_limit("checking out submodules", result)
+    if result.exit_code != 0:
+        raise StageFailed("commit", f"checking out submodules failed: {said[-300:]}")
+    return {f"testbed/{item.path}/.git/index" for item in submodules}
+
+
+def _normalise_index(shop: Workshop, *indices: str) -> None:
+    for index in indices or (INDEX,):
+        path = f"/{index}"
+        shop.sandbox.write_file(path, gitindex.normalise(shop.sandbox.read_file(path)))
 
 
 @functools.cache

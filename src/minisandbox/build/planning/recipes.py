@@ -25,6 +25,9 @@ from minisandbox.records.plan import InstancePlan, Recipe
 from minisandbox.runtime.profiles import limits_from
 from minisandbox.sandbox import Limits
 
+#: What ``submodules: true`` says.
+ALL_SUBMODULES = "*"
+
 #: Fields of a recipe that no file can have: the planner makes them of a dataset's specifications.
 PLANNED = ("dropped", "requirement_file")
 
@@ -100,6 +103,8 @@ def read_recipe(path: Path) -> RecipeFile:
     said = dict(cast("dict[str, Any]", data))
     about = {item.name: said.pop(item.name) for item in fields(Scope) if item.name in said}
     scope = codec.decode(Scope, about, where=str(path))
+    if isinstance(said.get("submodules"), bool):
+        said["submodules"] = [ALL_SUBMODULES] if said["submodules"] else []
     # What a file that amends does not say is never looked at.
     unsaid = {"python": "3.0", "test": "true"} if scope.amends else {}
     recipe = codec.decode(Recipe, {"name": path.stem, **unsaid, **said}, where=str(path))
