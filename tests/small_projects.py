@@ -142,6 +142,7 @@ class SmallProject:
                 "grader": "log",
                 "limits": "{}",
                 "nested": False,
+                "blackhole": False,
                 "build_seconds": BuildSeconds(),
                 "gold_resolved": True,
                 "empty_resolved": False,
