@@ -6,15 +6,20 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minisandbox.build.planning.config import DatasetConfig
+from minisandbox.build.planning.dataset import read_rows
 from minisandbox.evaluate import run_tests
 from minisandbox.evaluate.grading import Grade, GraderFailed, Task
-from minisandbox.evaluate.official.row_grader import RowGrader
+from minisandbox.evaluate.judging import evaluation_of
+from minisandbox.evaluate.official.row_grader import LOG_PARSERS, RowGrader, understood
 from minisandbox.evaluate.official.tool import OfficialTool
 
 NONCE = "n0nce"
@@ -248,3 +253,23 @@ def test_a_spec_without_its_parts_is_refused() -> None:
     damaged = replace(task, test_spec=json.dumps(spec))
     with pytest.raises(GraderFailed, match=r"its test spec is damaged \(restored\)"):
         RowGrader(Tool(GOOD)).grade(damaged, [output()])
+
+
+#: A folder of real dataset files; where it is not set, no test is collected.
+DATA = os.environ.get("MINISANDBOX_TEST_DATA")
+
+if DATA:
+
+    @pytest.mark.parametrize("name", ["verified", "lite-dev", "multilingual"])
+    def test_every_real_row_brings_an_evaluation_that_can_be_read(name: str) -> None:
+        path = Path(DATA) / f"swe-bench-5/{name}.parquet"
+        rows = read_rows(DatasetConfig("d", "rows", path=str(path)), path.parent / "d.yaml")
+        for row in rows:
+            evaluation = evaluation_of(row.instance.extra)
+            script = understood(evaluation)
+            assert evaluation["log_parser"] in LOG_PARSERS
+            assert [patch.strip("\n") for patch in script.patches] == [
+                row.instance.test_patch.strip("\n")
+            ]
+            assert script.tests
+            assert name == "multilingual" or script.installs
