@@ -9,10 +9,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from minisandbox.errors import InvalidInput
+from minisandbox.sandbox import Profile
 from minisandbox.sandbox.limits import capacity, cgroups, ledger, processors
 from minisandbox.sandbox.limits.declared import Limits, loosest, memory_file_systems
 from minisandbox.sandbox.limits.footprint import measure
@@ -277,6 +279,19 @@ def test_kills_are_read_from_either_version(tmp_path: Path) -> None:
     (tmp_path / "v1").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
     (tmp_path / "v2").write_text("low 0\nhigh 0\nmax 25\noom 2\noom_kill 2\noom_group_kill 0\n")
     assert [cgroups.kills(str(tmp_path / name)) for name in ("v1", "v2", "gone")] == [3, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"nested": "false"}, "profile: nested is 'false'; use True or False"),
+        ({"watch": 1}, "profile: watch is 1; use True or False"),
+        ({"limits": {"memory": GIB}}, r"profile: limits is \{'memory': .*\}; use Limits"),
+    ],
+)
+def test_a_profile_takes_no_word_for_a_truth(given: dict[str, Any], problem: str) -> None:
+    with pytest.raises(InvalidInput, match=problem):
+        Profile(**given)
 
 
 # What is measured, and what is told of it.

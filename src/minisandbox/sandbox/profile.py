@@ -101,6 +101,12 @@ class Profile:
             raise InvalidInput(
                 "profile", f"upper {self.upper!r} is unknown", "use 'disk' or 'memory'"
             )
+        for name in ("redirect_dir", "watch", "nested", "blackhole", "limits"):
+            value: Any = getattr(self, name)
+            if not isinstance(value, Limits if name == "limits" else bool):
+                # The word "false" would be true.
+                remedy = "use Limits(...)" if name == "limits" else "use True or False"
+                raise InvalidInput("profile", f"{name} is {value!r}", remedy)
         label = self.hostname.replace("-", "").replace(".", "")
         if not (label.isascii() and label.isalnum() and len(self.hostname) <= 63):
             raise InvalidInput("profile", f"{self.hostname!r} cannot be a host name")
