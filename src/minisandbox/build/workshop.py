@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -122,10 +122,11 @@ class Workshop:
         variables["PATH"] += f":{TOOLS}/bin"
         node = NodeStore(default_node_root())
         self._node = node
-        folders = stack(layers, store=store, node=node)
+        stacked = stack(layers, store=store, node=node)
         log.parent.mkdir(parents=True, exist_ok=True)
         self.sandbox = Sandbox.start(
-            folders,
+            stacked.layers,
+            base=stacked.base,
             scratch=node.scratch,
             idmap=node.idmap,
             profile=self.profile,
@@ -272,16 +273,28 @@ class Workshop:
         # The monitor of this very command is among them, so how it ends says nothing.
         self.sandbox.run(["/bin/bash", "-c", "kill -KILL -1"], timeout=60)
 
-    def pack(self, kind: LayerKind, *, date: int, newer: frozenset[str] = frozenset()) -> LayerRef:
+    def pack(
+        self,
+        kind: LayerKind,
+        *,
+        date: int,
+        newer: frozenset[str] = frozenset(),
+        exclude: Callable[[str], bool] | None = None,
+    ) -> LayerRef:
         """End the sandbox and pack what was changed in it; ``date`` (unix seconds) goes on every
-        file.
+        file. ``exclude`` says what is not packed, instead of what never is of environments.
         """
         start = time.monotonic()
         self._egress.close()  # before its socket goes with the sandbox
         upper = self.sandbox.seal()
         try:
             layer = self.store.add(
-                kind, upper, date=date, idmap=self._node.idmap, exclude=_excluded, newer=newer
+                kind,
+                upper,
+                date=date,
+                idmap=self._node.idmap,
+                exclude=exclude or _excluded,
+                newer=newer,
             )
         except UnpackableTree as error:
             raise StageFailed("install" if kind == "instance" else kind, str(error)) from None

@@ -8,7 +8,9 @@ from typing import Literal
 from minisandbox import keys
 from minisandbox.errors import InvalidInput
 
-LayerKind = Literal["interpreter", "environment", "source", "instance", "wheelhouse", "checkpoint"]
+LayerKind = Literal[
+    "base", "interpreter", "environment", "source", "instance", "wheelhouse", "checkpoint"
+]
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,7 @@ def start_instance(
     """Unpack what this node lacks and start a sandbox on it; raises what ``NodeStore.ensure`` and
     ``Sandbox.start`` do. ``report`` is told what takes long.
     """
-    folders = stack(layers, store=store, node=node, report=report)
+    stacked = stack(layers, store=store, node=node, report=report)
     profile = profile or Profile()
     # The layer's content is not trusted. What lies in its ``.git`` (an index or objects that are
     # links) is only ever read inside, after the root has changed; ``.git`` itself is looked up on
@@ -174,7 +174,8 @@ def start_instance(
         if layer.kind in ("source", "instance")
     )
     sandbox = Sandbox.start(
-        folders,
+        stacked.layers,
+        base=stacked.base,
         scratch=node.scratch,
         idmap=node.idmap,
         profile=replace(profile, binds=(*profile.binds, *base)),

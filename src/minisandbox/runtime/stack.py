@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from minisandbox import keys
 from minisandbox.errors import MiniSandboxError
@@ -36,31 +37,41 @@ _TIMEOUT = 1800.0
 Report = Callable[[str], None]
 
 
+class Stack(NamedTuple):
+    """Directories of layers, bottom first: those of a packed base, without which the host is the
+    base, and those above it.
+    """
+
+    base: tuple[Path, ...] | None
+    layers: tuple[Path, ...]
+
+
 def stack(
     layers: Sequence[LayerRef], *, store: Store, node: NodeStore, report: Report | None = None
-) -> list[Path]:
-    """The directories of ``layers``, bottom first, each followed by its byte-code; unpacks what is
-    missing.
+) -> Stack:
+    """The directories of ``layers``, each followed by its byte-code; unpacks what is missing.
 
     ``report`` is called before a layer is unpacked or compiled, not for what is there.
     Raises what ``NodeStore.ensure`` and ``Sandbox.start`` raise.
     """
+    base: list[Path] = []
     folders: list[Path] = []
     interpreter: LayerRef | None = None
     report = report or (lambda _: None)
     for layer in layers:
         if not node.path(layer.digest).is_dir():
             report(f"unpacking the {layer.kind} layer, {layer.unpacked_size / 1e6:,.0f} MB")
-        folders.append(node.ensure(store, layer.digest))
+        (base if layer.kind == "base" else folders).append(node.ensure(store, layer.digest))
         if layer.kind == "interpreter":
             interpreter = layer
         if interpreter is not None and layer.kind in _COMPILED:
-            folders.append(_byte_code(layer, interpreter, folders, node, report))
-    return folders
+            below = Stack(tuple(base) or None, tuple(folders))
+            folders.append(_byte_code(layer, interpreter, below, node, report))
+    return Stack(tuple(base) or None, tuple(folders))
 
 
 def _byte_code(
-    layer: LayerRef, interpreter: LayerRef, below: list[Path], node: NodeStore, report: Report
+    layer: LayerRef, interpreter: LayerRef, below: Stack, node: NodeStore, report: Report
 ) -> Path:
     """The byte-code of one layer, made by an interpreter from a layer below it."""
     name = f"bytecode-{keys.short(layer.digest, 32)}-{keys.short(interpreter.digest, 16)}"
@@ -69,7 +80,12 @@ def _byte_code(
         report(f"compiling byte-code of the {layer.kind} layer, once on this machine")
         profile = Profile(redirect_dir=False)
         with Sandbox.start(
-            below, scratch=node.scratch, idmap=node.idmap, profile=profile, name=name
+            below.layers,
+            base=below.base,
+            scratch=node.scratch,
+            idmap=node.idmap,
+            profile=profile,
+            name=name,
         ) as sandbox:
             # Exits with 1 if a single file does not compile; packages ship templates and bad
             # examples.

@@ -1,4 +1,5 @@
-"""The host as the base of a sandbox: what it is, and the skeleton that lies below all layers.
+"""The host as the base of a sandbox: what it is, and the skeleton that lies below all layers, or
+above the packed base where there is one.
 
 The skeleton is an ordinary directory with links to /usr and a curated /etc, so that files in it can
 be changed inside a sandbox like any others (they are copied up). Invariant: nothing in it names a
@@ -92,14 +93,15 @@ def host_binds() -> list[tuple[str, str, bool]]:
     return [(f"/{name}", f"/{name}", False) for name in ("usr", *real)]
 
 
-def ensure_skeleton(scratch: Path, profile: Profile, idmap: IdMap) -> Path:
-    """The skeleton for this host, profile and id map, made below ``scratch`` where it is
-    missing.
+def ensure_skeleton(scratch: Path, profile: Profile, idmap: IdMap, *, packed: bool) -> Path:
+    """The skeleton for this profile and id map, made below ``scratch`` where it is missing: that
+    of this host, or the one that goes above a ``packed`` base.
     """
-    links = {name: os.readlink(f"/{name}") for name in _MERGEABLE if os.path.islink(f"/{name}")}
+    links = {} if packed else _links()
+    taken = None if packed else skeleton.stamp()
     cpus = processors.visible(profile.limits.cpus)
-    stamp = (skeleton.stamp(), tuple(links.items()), profile.hostname, profile.network, cpus)
-    plan = _plan(stamp, profile.hostname, profile.network, cpus)
+    stamp = (taken, tuple(links.items()), profile.hostname, profile.network, cpus)
+    plan = _plan(stamp, profile.hostname, profile.network, cpus, packed)
     target = scratch / f"base-{plan[0]}-{idmap.key}"
     if not target.is_dir():
         from minisandbox import atomic
@@ -115,11 +117,24 @@ def ensure_skeleton(scratch: Path, profile: Profile, idmap: IdMap) -> Path:
     return target
 
 
+def _links() -> dict[str, str]:
+    """What the host's root directory has of merged /usr: targets of links, nothing for others."""
+    found: dict[str, str] = {}
+    for name in _MERGEABLE:
+        if os.path.islink(f"/{name}"):
+            found[name] = os.readlink(f"/{name}")
+        elif os.path.isdir(f"/{name}"):
+            found[name] = ""
+    return found
+
+
 @functools.lru_cache(maxsize=16)
-def _plan(stamp: Any, hostname: str, network: str, cpus: int) -> tuple[str, list[skeleton.Entry]]:
+def _plan(
+    stamp: Any, hostname: str, network: str, cpus: int, packed: bool
+) -> tuple[str, list[skeleton.Entry]]:
     # Keyed by the dates of what is read, so that reading a thousand small files is done once a
     # process.
-    entries = skeleton.entries(hostname, host_network=network == "host", cpus=cpus)
+    entries = skeleton.entries(hostname, host_network=network == "host", cpus=cpus, packed=packed)
     import hashlib
 
     text = repr([stamp[1], entries]).encode()

@@ -52,6 +52,7 @@ class _Options:
     idmap: IdMap
     profile: Profile
     start_timeout: float
+    base: tuple[Path, ...] | None
 
 
 class Sandbox(Closing):
@@ -91,6 +92,7 @@ class Sandbox(Closing):
         layers: Sequence[Path],
         *,
         scratch: Path,
+        base: Sequence[Path] | None = None,
         idmap: IdMap | None = None,
         profile: Profile | None = None,
         env: Mapping[str, str] | None = None,
@@ -98,7 +100,8 @@ class Sandbox(Closing):
         name: str = "",
         start_timeout: float = 120.0,
     ) -> Sandbox:
-        """Start a sandbox over unpacked ``layers`` (bottom first) and the host's /usr.
+        """Start a sandbox over unpacked ``layers`` (bottom first) and a base: the unpacked layers
+        of ``base``, or the host's /usr without any.
 
         ``scratch`` is an existing directory on a local file system; the sandbox makes one directory
         of its own there, removes it when it closes, and removes what killed ones left. ``env`` is
@@ -114,10 +117,15 @@ class Sandbox(Closing):
         profile = Profile() if profile is None else profile
         arguments.instance_of("idmap", idmap, IdMap)
         arguments.instance_of("profile", profile, Profile)
-        paths = arguments.sequence("layers", layers, remedy="give a sequence of directories")
         return cls(
-            tuple(Path(arguments.host_path("layers", path)) for path in paths),
-            _Options(Path(arguments.host_path("scratch", scratch)), idmap, profile, patience),
+            _directories("layers", layers),
+            _Options(
+                Path(arguments.host_path("scratch", scratch)),
+                idmap,
+                profile,
+                patience,
+                None if base is None else _directories("base", base),
+            ),
             {**DEFAULT_ENV, **arguments.variables("env", env)},
             arguments.text("cwd", cwd),
             arguments.text("name", name),
@@ -422,7 +430,7 @@ class Sandbox(Closing):
             self._requests.refuse_closed()
             self._refuse_foreign("snapshot")
             self._refuse_in_memory("snapshot")
-            check_count(len(self._layers) + len(self._kept) + 1)
+            check_count(len(self._options.base or ()) + len(self._layers) + len(self._kept) + 1)
             try:
                 idle = self._link.is_idle()
             except ConnectionError as error:
@@ -489,7 +497,12 @@ class Sandbox(Closing):
         options = self._options
         _refuse_lost(kept)
         link = launch(
-            whole, options.scratch, options.idmap, options.profile, timeout=options.start_timeout
+            whole,
+            options.scratch,
+            options.idmap,
+            options.profile,
+            packed=options.base,
+            timeout=options.start_timeout,
         )
         try:
             _refuse_lost(kept)  # another server may have begun to remove them meanwhile
@@ -555,6 +568,11 @@ class Sandbox(Closing):
                 self._requests.raise_if_dead()
             return EXIT_TIMED_OUT
         return self._requests.exit_code(ended.fields)
+
+
+def _directories(name: str, paths: Sequence[Path]) -> tuple[Path, ...]:
+    checked = arguments.sequence(name, paths, remedy="give a sequence of directories")
+    return tuple(Path(arguments.host_path(name, path)) for path in checked)
 
 
 def _refuse_lost(kept: tuple[Kept, ...]) -> None:

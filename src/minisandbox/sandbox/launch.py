@@ -153,12 +153,18 @@ class Link:
 
 
 def launch(
-    layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile, *, timeout: float
+    layers: Sequence[Path],
+    scratch: Path,
+    idmap: IdMap,
+    profile: Profile,
+    *,
+    packed: Sequence[Path] | None,
+    timeout: float,
 ) -> Link:
     """Start a sandbox and return when PID 1 serves; raises what :func:`refusals.explain` makes of
-    failures.
+    failures. ``packed`` are the directories of a packed base; without, the host is the base.
     """
-    spec = _spec(layers, scratch, idmap, profile)
+    spec = _spec(layers, scratch, idmap, profile, packed)
     try:
         return _launch_twice(spec, profile, timeout)
     except OSError as error:  # what this process is short of: descriptors, memory
@@ -220,9 +226,16 @@ def check_count(layers: int) -> None:
         )
 
 
-def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile) -> dict[str, Any]:
-    check_count(len(layers))
-    binds = [(*bind, "") for bind in base.host_binds()]
+def _spec(
+    layers: Sequence[Path],
+    scratch: Path,
+    idmap: IdMap,
+    profile: Profile,
+    packed: Sequence[Path] | None,
+) -> dict[str, Any]:
+    below = packed or ()
+    check_count(len(layers) + len(below))
+    binds = [(*bind, "") for bind in base.host_binds()] if packed is None else []
     for bind in profile.binds:
         if not bind.source.exists():
             raise InvalidInput(str(bind.source), "cannot be bound, it does not exist")
@@ -231,12 +244,12 @@ def _spec(layers: Sequence[Path], scratch: Path, idmap: IdMap, profile: Profile)
         binds.append((str(bind.source.resolve()), bind.target, bind.writable, bind.beneath))
     place = _directory(scratch)
     try:
-        skeleton = base.ensure_skeleton(scratch, profile, idmap)
+        skeleton = base.ensure_skeleton(scratch, profile, idmap, packed=packed is not None)
     except OSError as error:
         raise refusals.explain("scratch", error.errno or 0, refusals.describe(error)) from error
     return {
         "scratch": place,
-        "lowers": [_directory(path) for path in (*reversed(layers), skeleton)],
+        "lowers": [_directory(path) for path in (*reversed(layers), skeleton, *reversed(below))],
         "kind": idmap.kind,
         "ids": idmap.count,
         "uids": idmap.uid_extents,

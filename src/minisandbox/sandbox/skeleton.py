@@ -147,18 +147,18 @@ def stamp() -> tuple[tuple[str, int], ...]:
     return tuple(found)
 
 
-def entries(hostname: str, *, host_network: bool, cpus: int) -> list[Entry]:
-    """All entries of the skeleton but the links for merged /usr, parents before children."""
+def entries(hostname: str, *, host_network: bool, cpus: int, packed: bool) -> list[Entry]:
+    """All entries of the skeleton but the links for merged /usr, parents before children.
+
+    Above a ``packed`` base: nothing of the host's, and no account, of which that has its own.
+    """
     found: list[Entry] = [(name, mode, None) for name, mode in _DIRECTORIES.items()]
     made = set(_DIRECTORIES)
-    for name in _FROM_HOST:
+    for name in () if packed else _FROM_HOST:
         found.extend(_taken(f"etc/{name}", made))
     shadow = "".join(f"{row.split(':')[0]}:*:19000:0:99999:7:::\n" for row in _PASSWD.splitlines())
     texts = {
-        "passwd": _PASSWD,
-        "group": _GROUP,
         "profile": _PROFILE,
-        "nsswitch.conf": _NSSWITCH,
         "host.conf": "multi on\n",
         "gitconfig": _GITCONFIG,
         "hostname": f"{hostname}\n",
@@ -166,13 +166,16 @@ def entries(hostname: str, *, host_network: bool, cpus: int) -> list[Entry]:
         "resolv.conf": _resolv_conf() if host_network else "# this sandbox has no name servers\n",
         "inputrc": "set enable-bracketed-paste off\n",
     }
+    if not packed:
+        texts |= {"passwd": _PASSWD, "group": _GROUP, "nsswitch.conf": _NSSWITCH}
     found.extend((f"etc/{name}", 0o644, text.encode()) for name, text in sorted(texts.items()))
     # Where the C library looks for the number of processors before it asks for the affinity.
     # Without it, it counts those of the host in /proc/stat (glibc, get_nprocs(3)).
     numbers = f"0-{cpus - 1}\n" if cpus > 1 else "0\n"
     names = ("online", "possible", "present")
     found.extend((f"sys/devices/system/cpu/{name}", 0o444, numbers.encode()) for name in names)
-    found.append(("etc/shadow", 0o640, shadow.encode()))
+    if not packed:
+        found.append(("etc/shadow", 0o640, shadow.encode()))
     found.append(("etc/mtab", 0o777, "../proc/self/mounts"))
     found.append(("var/run", 0o777, "../run"))
     return found
@@ -221,13 +224,16 @@ def _parents(path: str, made: set[str]) -> list[Entry]:
 def build(root: Path, plan: list[Entry], links: dict[str, str], own: Callable[[str], None]) -> None:
     """Write the skeleton to ``root``, which must not exist; ``own`` gives each path its owner.
 
-    ``links`` are the links of the root directory itself (``bin`` to ``usr/bin``).
+    ``links`` are what the root directory itself has of merged /usr (``bin``): a link's target, or
+    nothing for a directory.
     """
     os.mkdir(root)
     own(os.fspath(root))
     os.chmod(root, 0o755)
-    whole: list[Entry] = [*plan, *((name, 0o777, target) for name, target in links.items())]
-    whole.extend((name, 0o755, None) for name in _unmerged(links))
+    whole: list[Entry] = [
+        *plan,
+        *((name, 0o777 if target else 0o755, target or None) for name, target in links.items()),
+    ]
     for name, mode, content in whole:
         path = os.path.join(root, name)
         if content is None:
@@ -241,8 +247,3 @@ def build(root: Path, plan: list[Entry], links: dict[str, str], own: Callable[[s
             os.chmod(
                 path, mode
             )  # after the owner: chown clears set-id bits, mkdir is cut by the umask
-
-
-def _unmerged(links: dict[str, str]) -> list[str]:
-    names = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-    return [name for name in names if name not in links and Path("/", name).is_dir()]
