@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from typing import Dict, Iterable, List, Tuple
+from typing import Dict, Iterable, List, Set, Tuple
 
 VERSION = "{}.{}".format(*sys.version_info[:2])
 SKIPPED = {
@@ -24,6 +24,12 @@ SKIPPED = {
     "EXTERNALLY-MANAGED",
 }
 KEPT_TESTS = {"__init__.py", "support", "libregrtest"}
+#: The C library and the compiler's: the kernel's loader takes the base's, and others must be no
+#: newer or older than that.
+OF_BASE = re.compile(
+    r"(ld-linux|libc\.so|libm\.so|libmvec\.so|libpthread|libdl\.so|librt\.so|libutil\.so|libresolv"
+    r"|libanl|libgcc_s|libstdc\+\+|linux-vdso)"
+)
 
 
 def ignore(folder: str, names: List[str]) -> List[str]:
@@ -57,14 +63,16 @@ def merge(source: str, target: str) -> None:
             shutil.copy2(origin, copy)
 
 
-def linked_libraries(binaries: Iterable[str], prefix: str) -> List[Tuple[str, str]]:
-    """Shared libraries below ``prefix`` that the binaries load, as ``(name, path)``."""
+def linked_libraries(binaries: Iterable[str]) -> List[Tuple[str, str]]:
+    """Shared libraries that the binaries load, as ``(name, path)``, those of libraries included,
+    but for what every base has.
+    """
     found: Dict[str, str] = {}
     for binary in binaries:
         done = subprocess.Popen(["ldd", binary], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         for line in done.communicate()[0].decode("utf-8", "replace").splitlines():
-            match = re.match(r"\s*(\S+) => (\S+) ", line)
-            if match and match.group(2).startswith(prefix + "/"):
+            match = re.match(r"\s*(\S+) => (/\S+) ", line)
+            if match and not OF_BASE.match(match.group(1)):
                 found[match.group(1)] = match.group(2)
     return sorted(found.items())
 
@@ -95,8 +103,8 @@ def rewrite(root: str, old: str, new: str) -> None:
                     file.write(changed)
 
 
-def find_own_libraries(new: str, old: str) -> None:
-    """Where a binary looks for its libraries below the old prefix, let it look beside itself.
+def find_own_libraries(new: str, names: Set[str], old: str) -> None:
+    """Let a binary that needs one of the copied libraries look for it beside itself.
 
     Without this a copy whose library is not found may run with the system's: another Python,
     silently.
@@ -107,10 +115,15 @@ def find_own_libraries(new: str, old: str) -> None:
             path = os.path.join(folder, name)
             if os.path.islink(path) or not os.path.isfile(path) or not is_elf(path):
                 continue
-            current = subprocess.check_output(["patchelf", "--print-rpath", path]).decode().strip()
-            if old in current:
+            needed = asked("--print-needed", path).split()
+            if names & set(needed) or old + "/" in asked("--print-rpath", path):
                 origin = "$ORIGIN/" + os.path.relpath(new + "/lib", folder)
                 subprocess.check_call(["patchelf", "--set-rpath", origin, path])
+
+
+def asked(question: str, path: str) -> str:
+    """What patchelf answers of a binary."""
+    return subprocess.check_output(["patchelf", question, path]).decode().strip()
 
 
 def is_elf(path: str) -> bool:
@@ -120,7 +133,7 @@ def is_elf(path: str) -> bool:
 
 
 def main() -> None:
-    """Copy executable, standard library, headers, and libraries from below the old prefix."""
+    """Copy executable, standard library, headers, and the libraries that any of them loads."""
     new, old = sys.argv[1], sys.argv[2]
     prefix = os.path.realpath(sys.base_prefix)
     stdlib = sysconfig.get_path("stdlib")
@@ -138,13 +151,15 @@ def main() -> None:
     if include and os.path.isdir(include):
         # By its own name: up to Python 3.7 that has a letter more than the version (python3.6m).
         merge(include, new + "/include/" + os.path.basename(include))
+    binaries = [
+        os.path.realpath(sys.executable),
+        *extensions(os.path.join(platform, "lib-dynload")),
+    ]
+    libraries = linked_libraries(binaries)
+    for name, path in libraries:
+        shutil.copyfile(os.path.realpath(path), new + "/lib/" + name)
+        os.chmod(new + "/lib/" + name, 0o755)
     if prefix not in ("/usr", "/"):
-        binaries = [
-            os.path.realpath(sys.executable),
-            *extensions(os.path.join(platform, "lib-dynload")),
-        ]
-        for name, path in linked_libraries(binaries, prefix):
-            shutil.copy2(os.path.realpath(path), new + "/lib/" + name)
         # Up to Python 3.7 extensions are linked with it, by the name without a version.
         plain, versioned = map(sysconfig.get_config_var, ("LDLIBRARY", "INSTSONAME"))
         if plain and plain != versioned and os.path.isfile(new + "/lib/" + versioned):
@@ -154,7 +169,7 @@ def main() -> None:
                 merge(prefix + "/lib/" + name, new + "/lib/" + name)
     if old not in ("/usr", "/"):
         rewrite(new, old, new)
-        find_own_libraries(new, old)
+    find_own_libraries(new, {name for name, _ in libraries}, old)
 
 
 if __name__ == "__main__":
