@@ -49,11 +49,12 @@ STRANGERS = frozenset(
 
 #: The modules of `build` that are one pipeline stage each ...
 STAGES = frozenset(
-    {"plan", "clone", "interpreter", "environment", "instances", "validate", "manifest"}
+    {"plan", "clone", "base", "interpreter", "environment", "instances", "validate", "manifest"}
 )
 #: ... and those that stages share.
 SHARED = frozenset(
     {
+        "bases",
         "batches",
         "checkouts",
         "dropping",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from minisandbox.build.bases.selection import HostBase
 from minisandbox.build.plan import make_plan
 from minisandbox.build.planning.config import parse_config
 from minisandbox.build.planning.rows import Row, understand
@@ -264,7 +265,9 @@ class Plans:
             },
             where="config",
         )
-        shards, index = make_plan(config, base={"kind": "host"}, digest="", where="config")
+        shards, index = make_plan(
+            config, base=HostBase({"kind": "host"}), digest="", where="config"
+        )
         return index, shards["unplanned.json"]
 
 

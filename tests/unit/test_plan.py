@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from minisandbox.build import plan
+from minisandbox.build.bases.selection import HostBase
 from minisandbox.build.planning.config import parse_config
 from minisandbox.errors import InvalidInput
 from minisandbox.sandbox import Limits
@@ -204,7 +205,8 @@ def test_a_job_of_the_run_takes_the_plan_as_it_is(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index = project.plan()
-    monkeypatch.setattr(plan, "base_identity", lambda: {"kind": "host", "libc": "another"})
+    other = HostBase({"kind": "host", "libc": "another"})
+    monkeypatch.setattr(plan, "selected_base", lambda _: other)
     assert plan.ensure_plan(project.config, ["config.yaml"], read_only=True) == index
     assert project.plan().environments.keys() != index.environments.keys()
 
@@ -253,7 +255,7 @@ BAD_INPUT: list[tuple[str, Callable[[Project], None], tuple[str, ...]]] = [
     ("bool for a number", change(batch_size=True), ("config.yaml", "batch_size")),
     ("no run at all", change(validate_runs=0), ("config.yaml", "'validate_runs'", "1 or more")),
     ("zero", change(batch_size=0), ("config.yaml", "'batch_size'", "1 or more")),
-    ("unknown base", change(base="arch"), ("'base'", "'host'")),
+    ("unknown base", change(base="arch"), ("base 'arch'", "envs/bases", "there are host")),
     ("unknown limit", change(limits={"memry": 1}), ("config.yaml", "'limits.memry'", "memory")),
     ("limit of a wrong type", change(limits={"memory": "8G"}), ("config.yaml", "limits.memory")),
     ("limit of zero", change(limits={"cpus": 0}), ("config.yaml: key 'limits'", "cpus is 0")),

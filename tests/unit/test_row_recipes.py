@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from minisandbox.build.bases.selection import HostBase
 from minisandbox.build.plan import make_plan
 from minisandbox.build.planning import specifications
 from minisandbox.build.planning.config import parse_config
@@ -111,7 +112,7 @@ class Planned:
             for key, value in names.items()
         }
         config = parse_config(paths, where="config")
-        shards, _ = make_plan(config, base={"kind": "host"}, digest="", where="config")
+        shards, _ = make_plan(config, base=HostBase({"kind": "host"}), digest="", where="config")
         found: dict[str, Recipe | Unplanned] = {
             instance.instance_id: shard.recipe
             for shard in shards.values()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from minisandbox.build.bases.selection import HostBase
 from minisandbox.build.plan import make_plan
 from minisandbox.build.planning import specifications
 from minisandbox.build.planning.config import DatasetConfig, parse_config
@@ -165,4 +166,4 @@ def test_two_datasets_that_want_one_recipe_differently_are_told_apart(tmp_path: 
         names.append(str(tmp_path / f"{number}.yaml"))
     config = parse_config({"datasets": names, "recipes": str(tmp_path / "recipes")}, where="config")
     with pytest.raises(InvalidInput, match="its recipe o__r-1 differs from that of o__r-0"):
-        make_plan(config, base={}, digest="d", where="config")
+        make_plan(config, base=HostBase({}), digest="d", where="config")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.build import stage, system_packages
+from minisandbox.build.bases.selection import HostBase
 from minisandbox.build.plan import environment_plan
 from minisandbox.build.planning.config import parse_config
 from minisandbox.build.planning.debian import take_apart
@@ -41,7 +42,7 @@ def test_the_base_that_a_recipe_needs_is_part_of_its_environment() -> None:
 
     def planned(*packages: str) -> EnvironmentPlan:
         recipe = Recipe("r", "o/r", "3.11", "pytest", system_packages=packages)
-        return environment_plan(recipe, HOST, config)
+        return environment_plan(recipe, HostBase(HOST), config)
 
     first, second = planned("graphviz", "ffmpeg"), planned("ffmpeg", "graphviz")
     assert first == second

@@ -30,9 +30,35 @@ pathvars:
 
 wildcard_constraints:
     repo=r"[A-Za-z0-9._-]+",
+    base=r"[A-Za-z0-9._-]+",
     python=r"[A-Za-z0-9._-]+",
     env=r"[A-Za-z0-9._-]+",
     batch=r"[A-Za-z0-9._-]+",
+
+
+def base_below(slug):
+    """The record of a packed base, as a list: the host has none."""
+    return [f"<results>/bases/{slug}/base.json"] if slug else []
+
+
+def base_of_variant(wildcards):
+    """The record of the base that a variant adds packages to."""
+    return base_below(PLAN.bases[wildcards.base])
+
+
+def base_of_interpreters(wildcards):
+    """The record of the base that every interpreter has to run on."""
+    return base_below(PLAN.base)
+
+
+def base_of_environment(wildcards):
+    """The record of the base, or variant, that an environment stands on."""
+    return base_below(PLAN.environments[wildcards.env].base)
+
+
+def as_option(name):
+    """A function for params: `--name=<path>` for each input of that name."""
+    return lambda wildcards, input: [f"--{name}={path}" for path in input.get(name)]
 
 
 def interpreter_of_environment(wildcards):

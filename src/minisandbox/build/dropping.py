@@ -20,7 +20,7 @@ from minisandbox.records.plan import PlanIndex
 from minisandbox.runtime.cache import store_of
 from minisandbox.store import Store
 
-_FOLDERS = ("sources", "interpreters", "environments")
+_FOLDERS = ("sources", "bases", "interpreters", "environments")
 
 Json = dict[str, Any]
 
@@ -114,13 +114,20 @@ def _plan(results: Path) -> PlanIndex:
 def _following(results: Path, dropped: set[Path]) -> Iterator[Path]:
     """The records that are made from dropped ones."""
     relative = {path.relative_to(results).as_posix() for path in dropped}
-    for name, environment in _plan(results).environments.items():
+    index = _plan(results)
+    if index.base and f"bases/{index.base}/base.json" in relative:
+        # Everything stands on it.
+        further = {f"bases/{slug}/base.json" for slug in index.bases}
+        further |= {f"interpreters/{python}/interpreter.json" for python in index.pythons}
+        yield from (results / path for path in sorted(further - relative))
+        relative |= further
+    for name, environment in index.environments.items():
         folder = f"environments/{name}"
-        remade = bool(
-            {f"interpreters/{environment.python}/interpreter.json", f"{folder}/environment.json"}
-            & relative
-        )
-        if f"interpreters/{environment.python}/interpreter.json" in relative:
+        below = {f"interpreters/{environment.python}/interpreter.json"}
+        if environment.base:
+            below.add(f"bases/{environment.base}/base.json")
+        remade = bool((below | {f"{folder}/environment.json"}) & relative)
+        if below & relative:
             yield results / folder / "environment.json"
         for batch, entry in environment.batches.items():
             clones = {f"sources/{repo}/clone.json" for repo in entry.repos}

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 
@@ -27,9 +28,10 @@ from minisandbox.build.virtualenv_tool import supports, virtualenv_folder
 from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import StageFailed
 from minisandbox.records import codec
+from minisandbox.records.layer import LayerRef
 from minisandbox.records.lock import IndexFile
 from minisandbox.records.plan import EnvironmentPlan
-from minisandbox.records.stages import CloneRecord, EnvironmentRecord, InterpreterRecord
+from minisandbox.records.stages import BaseRecord, CloneRecord, EnvironmentRecord, InterpreterRecord
 from minisandbox.runtime.instance import CONDA, LOCALES, VENV, WHEELHOUSE
 from minisandbox.runtime.profiles import limits_from
 from minisandbox.sandbox import Bind
@@ -63,12 +65,14 @@ def run(
     record_path: Path,
     attempt: stage.Attempt,
     *,
+    base_path: Path | None = None,
     lock_path: Path | None = None,
 ) -> stage.Ended:
-    """``minisandbox build environment``; ``lock_path`` is the record of an earlier build, whose
-    index files are used and no others.
+    """``minisandbox build environment``; ``base_path`` is the record of a packed base,
+    ``lock_path`` that of an earlier build, whose index files are used and no others.
     """
     plan = codec.read(EnvironmentPlan, plan_path)
+    base = codec.read(BaseRecord, base_path) if base_path is not None else None
     interpreter = codec.read(InterpreterRecord, interpreter_path)
     clones = [codec.read(CloneRecord, path) for path in clone_paths]
     store = Store(Path(plan.store))
@@ -80,6 +84,7 @@ def run(
             "method": _METHOD,
             "key": plan.key,
             "interpreter": interpreter.layer.digest if interpreter.layer else None,
+            **_base_inputs(base),
             "shim": _shim_digest(),
             "lock": lock.digest if lock else str(no_lock or ""),
             "clones": [
@@ -91,11 +96,13 @@ def run(
 
     def work() -> EnvironmentRecord:
         log.unlink(missing_ok=True)
+        if base is not None and base.failure is not None:
+            raise StageFailed("base", base.failure.message, hint=base.failure.hint)
         if interpreter.failure is not None:
             raise StageFailed(
                 "interpreter", interpreter.failure.message, hint=interpreter.failure.hint
             )
-        _check_base(plan)
+        below = _check_base(plan, base)
         if no_lock is not None:
             raise no_lock
         if lock is not None:
@@ -104,9 +111,11 @@ def run(
         files = lock.files if lock else None
         with (
             named_in_failures(missing),
-            _workshop(plan, interpreter, store, log, files) as shop,
+            _workshop(plan, below, interpreter, store, log, files) as shop,
         ):
-            record = _build(shop, plan, interpreter, (*listed.packages, *plan.packages), lock)
+            record = _build(
+                shop, plan, below, interpreter, (*listed.packages, *plan.packages), lock
+            )
         dropped = (*plan.dropped, *listed.dropped)
         return replace(record, dropped=dropped, missing_packages=missing)
 
@@ -135,8 +144,23 @@ def _lock_of(
         return None, error
 
 
-def _check_base(plan: EnvironmentPlan) -> None:
-    """What is compiled here is compiled against this machine: it has to be the one planned for."""
+def _base_inputs(base: BaseRecord | None) -> dict[str, Any]:
+    if base is None:
+        return {}
+    failure = base.failure.message if base.failure else ""
+    return {"base": [[layer.digest for layer in base.layers], failure]}
+
+
+def _check_base(plan: EnvironmentPlan, base: BaseRecord | None) -> tuple[LayerRef, ...]:
+    """The layers of a packed base. Where the host is the base, what is compiled here is compiled
+    against this machine: it has to be the one planned for.
+    """
+    if plan.base.get("kind") != "host":
+        if base is None or base.base != plan.base:
+            raise StageFailed(
+                "base", f"this is not the record of the base {plan.base.get('kind')} planned for"
+            )
+        return base.layers
     here = base_identity()
     differing = sorted(name for name in here if here[name] != plan.base.get(name))
     if differing:
@@ -147,6 +171,7 @@ def _check_base(plan: EnvironmentPlan) -> None:
             f"not {plan.base.get(name)}",
             hint="build on machines of one kind, or plan again on this one",
         )
+    return ()
 
 
 def _shim_digest() -> str:
@@ -160,6 +185,7 @@ def _shim_text(name: str) -> str:
 def _build(
     shop: Workshop,
     plan: EnvironmentPlan,
+    below: Sequence[LayerRef],
     interpreter: InterpreterRecord,
     packages: Sequence[str],
     lock: locks.Lock | None,
@@ -198,7 +224,7 @@ def _build(
         lock_key=plan.lock_key,
         reach=plan.network,
         network=use,
-        layers=(interpreter.layer, layer),
+        layers=(*below, interpreter.layer, layer),
         stage_seconds=shop.seconds,
         tools=stage.versions(["virtualenv", "uv", "swe-minisandbox"]),
     )
@@ -207,6 +233,7 @@ def _build(
 @contextmanager
 def _workshop(
     plan: EnvironmentPlan,
+    below: Sequence[LayerRef],
     interpreter: InterpreterRecord,
     store: Store,
     log: Path,
@@ -221,7 +248,7 @@ def _workshop(
         Bind(source=Path(find_uv_bin()), target=f"{TOOLS}/bin/uv"),
     )
     with Workshop(
-        [interpreter.layer],
+        [*below, interpreter.layer],
         store=store,
         network=plan.network,
         log=log,

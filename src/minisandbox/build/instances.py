@@ -152,7 +152,8 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
 def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
     environment, recipe, log = batch.environment, batch.plan.recipe, _log(batch, instance)
     if environment.failure is not None:
-        kind = "interpreter" if environment.failure.kind == "interpreter" else "environment"
+        kind = environment.failure.kind
+        kind = kind if kind in ("base", "interpreter") else "environment"
         raise StageFailed(kind, environment.failure.message, hint=environment.failure.hint)
     clone = batch.clones[keys.slug(instance.repo)]
     if clone.failure is not None:

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +23,9 @@ from minisandbox.build import relocate, stage
 from minisandbox.build.workshop import LAYER_DATE, TOOLS, Workshop
 from minisandbox.errors import ProcessFailed, StageFailed
 from minisandbox.records import codec
+from minisandbox.records.layer import LayerRef
 from minisandbox.records.plan import InterpreterPlan
-from minisandbox.records.stages import InterpreterRecord
+from minisandbox.records.stages import BaseRecord, InterpreterRecord
 from minisandbox.sandbox import Bind
 from minisandbox.store import Store
 
@@ -52,19 +53,28 @@ class Candidate:
     executable: Path
 
 
-def run(plan_path: Path, record_path: Path, attempt: stage.Attempt) -> stage.Ended:
-    """``minisandbox build interpreter``."""
+def run(
+    plan_path: Path, record_path: Path, attempt: stage.Attempt, *, base_path: Path | None = None
+) -> stage.Ended:
+    """``minisandbox build interpreter``; ``base_path`` is the record of a packed base, on which
+    the interpreter then has to run.
+    """
     plan = codec.read(InterpreterPlan, plan_path)
+    base = codec.read(BaseRecord, base_path) if base_path is not None else None
+    below = base.layers if base is not None else ()
     store = Store(Path(plan.store))
     log = record_path.with_suffix(".log")
     script = Path(relocate.__file__).read_text(encoding="utf-8")
     inputs = keys.digest_of(
         {"python": plan.python, "places": list(plan.places), "copied_by": script}
+        | ({"base": [layer.digest for layer in below]} if base is not None else {})
     )
 
     def work() -> InterpreterRecord:
         log.unlink(missing_ok=True)
-        return _pack(_find(plan), plan, store, log)
+        if base is not None and base.failure is not None:
+            raise StageFailed("base", base.failure.message, hint=base.failure.hint)
+        return _pack(_find(plan), plan, below, store, log)
 
     return stage.run_stage(
         InterpreterRecord,
@@ -195,18 +205,20 @@ def _install(python: str, looked_in: list[str]) -> Candidate | None:
 
 
 def _pack(
-    found: tuple[Candidate, tuple[str, ...]], plan: InterpreterPlan, store: Store, log: Path
+    found: tuple[Candidate, tuple[str, ...]],
+    plan: InterpreterPlan,
+    base: Sequence[LayerRef],
+    store: Store,
+    log: Path,
 ) -> InterpreterRecord:
     candidate, looked_in = found
     target = f"/opt/python/{candidate.version}"
     minor = ".".join(candidate.version.split(".")[:2])
-    if candidate.prefix in (Path("/usr"), Path("/")):
-        binds, inside = (), str(candidate.executable)
-    else:
-        binds = (
-            Bind(source=candidate.prefix, target=f"{TOOLS}/prefix"),
-            Bind(source=_patchelf(), target=f"{TOOLS}/bin/patchelf"),
-        )
+    of_system = candidate.prefix in (Path("/usr"), Path("/"))
+    binds = [Bind(source=_patchelf(), target=f"{TOOLS}/bin/patchelf")]
+    inside = str(candidate.executable)
+    if not of_system:
+        binds.append(Bind(source=candidate.prefix, target=f"{TOOLS}/prefix"))
         inside = f"{TOOLS}/prefix/{candidate.executable.relative_to(candidate.prefix)}"
     script = Path(relocate.__file__).read_bytes()
     with Workshop(
@@ -220,9 +232,13 @@ def _pack(
             purpose="copy",
             timeout=600,
             quiet=True,
-            env={"LD_LIBRARY_PATH": f"{TOOLS}/prefix/lib"} if binds else None,
+            env=None if of_system else {"LD_LIBRARY_PATH": f"{TOOLS}/prefix/lib"},
             hint=f"check that {candidate.prefix} is a whole installation that everyone may read",
         )
+        layer = shop.pack("interpreter", date=LAYER_DATE)
+    with Workshop(
+        [*base, layer], store=store, network="none", log=log, name=f"interpreter-{plan.slug}"
+    ) as shop:
         runs = shop.run(
             [
                 f"{target}/bin/python{minor}",
@@ -233,12 +249,12 @@ def _pack(
             failure="interpreter",
             what=f"the copied Python {candidate.version}",
             timeout=60,
-            hint="if it was built with --enable-shared, its library must be found from $ORIGIN",
+            hint="if it was built with --enable-shared, its library must be found from $ORIGIN; "
+            "if for a newer C library than the base has, take another from 'interpreters'",
         )
         missing = [
             name for name in _OPTIONAL if not _has_module(shop, f"{target}/bin/python{minor}", name)
         ]
-        layer = shop.pack("interpreter", date=LAYER_DATE)
     with log.open("a", encoding="utf-8") as file:
         file.write(f"modules it lacks: {', '.join(missing) or 'none'}\n")
     if "ssl" in missing:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from minisandbox import atomic, keys
+from minisandbox.build.bases.selection import Base, base_files, base_plans, selected_base
 from minisandbox.build.planning.account import Account
 from minisandbox.build.planning.config import Config, DatasetConfig, parse_config
 from minisandbox.build.planning.dataset import (
@@ -49,7 +50,6 @@ from minisandbox.records.plan import (
     Unplanned,
 )
 from minisandbox.sandbox import Limits
-from minisandbox.sandbox.base import base_identity
 from minisandbox.sandbox.limits.declared import loosest
 
 #: Files up to this many bytes are digested by content, larger ones by size and modification time.
@@ -86,7 +86,7 @@ def ensure_plan(
     folder = Path(parsed.results) / "plan"
     if read_only:
         return codec.read(PlanIndex, folder / "index.json")
-    base = base_identity()
+    base = selected_base(parsed)
     digest = _digest(parsed, base)
     index_path = folder / "index.json"
     if (current := _current(index_path, digest)) is not None:
@@ -107,7 +107,7 @@ def _current(index_path: Path, digest: str) -> PlanIndex | None:
         return None
 
 
-def _digest(config: Config, base: Mapping[str, Any]) -> str:
+def _digest(config: Config, base: Base) -> str:
     files: dict[str, str] = {}
     for name in config.datasets:
         path = Path(name)
@@ -117,14 +117,14 @@ def _digest(config: Config, base: Mapping[str, Any]) -> str:
             files[str(local)] = _file_digest(local)
         for export in export_files(dataset, path):
             files[str(export)] = _file_digest(export)
-    for path in recipe_files(Path(config.recipes)):
+    for path in (*recipe_files(Path(config.recipes)), *base_files(config)):
         files[str(path)] = _file_digest(path)
     return keys.digest_of(
         {
             "schema": PLAN_SCHEMA,
             "code": _code_digest(),
             "config": codec.encode(config),
-            "base": dict(base),
+            "base": dict(base.identity()),
             "files": files,
         }
     )
@@ -165,7 +165,7 @@ def _file_digest(path: Path) -> str:
 
 
 def make_plan(
-    config: Config, *, base: Mapping[str, Any], digest: str, where: str
+    config: Config, *, base: Base, digest: str, where: str
 ) -> tuple[dict[str, Any], PlanIndex]:
     """All shards by path below the plan folder, and their index."""
     files = read_recipes(Path(config.recipes))
@@ -197,8 +197,15 @@ def make_plan(
     pythons = {python_slug(python): python for python in asked}
     for slug, python in pythons.items():
         shards[f"interpreters/{slug}.json"] = InterpreterPlan(
-            slug, python, config.interpreters, config.store_path
+            slug, python, config.interpreters, config.store_path, base.slug()
         )
+    asked_of_base = (
+        shard.system_packages
+        for shard in environments.values()
+        if isinstance(shard, EnvironmentPlan)
+    )
+    bases = base_plans(base, asked_of_base, config)
+    shards.update({f"bases/{slug}.json": plan for slug, plan in bases.items()})
     shards["unplanned.json"] = unplanned
     index = PlanIndex(
         schema=PLAN_SCHEMA,
@@ -211,6 +218,8 @@ def make_plan(
         unplanned=len(unplanned),
         reasons=dict(Counter(item.kind for item in unplanned).most_common()),
         formats=dict((+formats).most_common()),
+        base=base.slug(),
+        bases={slug: plan.above for slug, plan in bases.items()},
     )
     return shards, index
 
@@ -222,7 +231,8 @@ def account_of(config: Mapping[str, Any], config_files: Sequence[str], instance_
     Raises ``InstanceUnknown``, and ``InvalidInput`` where no recipe builds it.
     """
     where = ", ".join(config_files) or "config"
-    parsed, base = parse_config(config, where=where), base_identity()
+    parsed = parse_config(config, where=where)
+    base = selected_base(parsed)
     files = read_recipes(Path(parsed.recipes))
     found: dict[str, tuple[str, SourcedRecipe | Unplanned]] = {}
     for dataset, path, rows in read_datasets(replace(parsed, instances=()), where):
@@ -368,7 +378,7 @@ def python_slug(python: str) -> str:
     return keys.slug(python.replace(" ", ""))
 
 
-def environment_plan(recipe: Recipe, base: Mapping[str, Any], config: Config) -> EnvironmentPlan:
+def environment_plan(recipe: Recipe, base: Base, config: Config) -> EnvironmentPlan:
     """The environment a recipe asks for; equal content means equal key, whatever the recipe is
     called.
     """
@@ -387,7 +397,7 @@ def environment_plan(recipe: Recipe, base: Mapping[str, Any], config: Config) ->
         **asked,
         "schema": PLAN_SCHEMA,
         "date": recipe.date,
-        "base": dict(base),
+        "base": dict(base.identity(recipe.system_packages)),
         "network": config.network,
     }
     if recipe.system_packages:
@@ -408,7 +418,7 @@ def environment_plan(recipe: Recipe, base: Mapping[str, Any], config: Config) ->
         pip_packages=recipe.pip_packages,
         pre_install=recipe.pre_install,
         env=content["env"],
-        base=base,
+        base=content["base"],
         network=config.network,
         timeout=config.timeout,
         store=config.store_path,
@@ -429,7 +439,7 @@ class _Shared(NamedTuple):
 
 
 def _share_environments(
-    recipes: Iterable[Recipe], base: Mapping[str, Any], config: Config
+    recipes: Iterable[Recipe], base: Base, config: Config
 ) -> dict[str, _Shared]:
     """What the recipes of each environment share, by its key."""
     slugs: dict[str, str] = {}
@@ -445,7 +455,7 @@ def _share_environments(
 def _plan_environments(
     planned: Sequence[tuple[InstancePlan, Recipe]],
     shared: Mapping[str, _Shared],
-    base: Mapping[str, Any],
+    base: Base,
     config: Config,
 ) -> tuple[dict[str, Any], dict[str, EnvironmentEntry]]:
     """Group instances by environment and recipe, cut the groups into batches, then select.
@@ -505,6 +515,7 @@ def _plan_environments(
             python_slug(environment.python),
             members,
             repos=(keys.slug(listed.repo),) if listed else (),
+            base=base.slug(environment.system_packages),
         )
     return shards, entries
 

@@ -21,6 +21,7 @@ from minisandbox.build.planning.recipes import PLANNED, Scope
 from minisandbox.records.manifest import ManifestRow
 from minisandbox.records.plan import Recipe
 from minisandbox.records.stages import (
+    BaseRecord,
     CloneRecord,
     EnvironmentRecord,
     InstancesRecord,
@@ -35,6 +36,7 @@ PUBLISHED: Mapping[str, type] = {
     "dataset": DatasetConfig,
     "recipe": Recipe,
     "clone": CloneRecord,
+    "base": BaseRecord,
     "interpreter": InterpreterRecord,
     "environment": EnvironmentRecord,
     "instances": InstancesRecord,

@@ -46,6 +46,7 @@ def add_commands(commands: Subparsers) -> None:
     stages = build.add_subparsers(dest="stage", metavar="STAGE", required=True)
     for name, paths in {
         "clone": (),
+        "base": (),
         "interpreter": (),
         "environment": ("interpreter",),
         "instances": ("environment",),
@@ -56,6 +57,10 @@ def add_commands(commands: Subparsers) -> None:
         for path in paths:
             stage.add_argument(
                 f"--{path}", required=True, type=Path, help=f"record of the {path} stage"
+            )
+        if name in ("base", "interpreter", "environment"):
+            stage.add_argument(
+                "--base", type=Path, help="record of the base below, if it is packed"
             )
         if name in ("environment", "instances", "validate"):
             stage.add_argument(
@@ -168,10 +173,14 @@ def build_stage(arguments: argparse.Namespace) -> int:
             from minisandbox.build import clone
 
             ended = clone.run(plan, record, attempt)
+        case "base":
+            from minisandbox.build import base
+
+            ended = base.run(plan, record, attempt, above_path=arguments.base)
         case "interpreter":
             from minisandbox.build import interpreter
 
-            ended = interpreter.run(plan, record, attempt)
+            ended = interpreter.run(plan, record, attempt, base_path=arguments.base)
         case "environment":
             from minisandbox.build import environment
 
@@ -181,6 +190,7 @@ def build_stage(arguments: argparse.Namespace) -> int:
                 arguments.clone,
                 record,
                 attempt,
+                base_path=arguments.base,
                 lock_path=arguments.from_lock,
             )
         case "instances":

@@ -101,13 +101,49 @@ class RepositoryPlan:
 
 
 @dataclass(frozen=True)
+class DebianPackage:
+    """One binary package of a distribution's archive: ``archive`` and ``path`` make its address,
+    ``size`` is in bytes.
+    """
+
+    name: str
+    version: str
+    archive: str
+    path: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class BasePlan:
+    """One packed base, or a variant of it: what it has more lies ``above`` the base of that slug.
+
+    ``packages`` are those of its own layers; ``unknown`` are names that recipes ask for and no lock
+    has. ``identity`` is what goes into the keys of environments.
+    """
+
+    slug: str
+    above: str
+    identity: Mapping[str, Any]
+    packages: tuple[DebianPackage, ...]
+    unknown: tuple[str, ...]
+    mirrors: tuple[str, ...]
+    date: str
+    downloads: str
+    store: str
+
+
+@dataclass(frozen=True)
 class InterpreterPlan:
-    """One request for a CPython and the places to look for it, in order."""
+    """One request for a CPython and the places to look for it, in order. On the packed base with
+    the slug ``base`` it has to run, where there is one.
+    """
 
     slug: str
     python: str
     places: tuple[str, ...]
     store: str
+    base: str = ""
 
 
 @dataclass(frozen=True)
@@ -226,13 +262,16 @@ class EnvironmentEntry:
     python: str
     batches: Mapping[str, BatchEntry]
     repos: tuple[str, ...] = ()
+    base: str = ""
 
 
 @dataclass(frozen=True)
 class PlanIndex:
     """The table of contents of the plan; ``digest`` covers everything that was read to make it.
 
-    ``formats`` counts all selected rows, ``reasons`` the unplanned ones by kind of failure.
+    ``base`` is the packed base of the interpreters, or empty; ``bases`` are it and its variants,
+    each with what it lies above. ``formats`` counts all selected rows, ``reasons`` the unplanned
+    ones by kind of failure.
     """
 
     schema: int
@@ -245,3 +284,5 @@ class PlanIndex:
     unplanned: int
     reasons: Mapping[str, int] = field(default_factory=dict[str, int])
     formats: Mapping[str, int] = field(default_factory=dict[str, int])
+    base: str = ""
+    bases: Mapping[str, str] = field(default_factory=dict[str, str])

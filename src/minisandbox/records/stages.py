@@ -27,6 +27,7 @@ FAILURE_KINDS = (
     "clone",
     "lock",
     "commit",
+    "base",
     "interpreter",
     "environment",
     "install",
@@ -113,6 +114,19 @@ class CloneRecord(Record):
     commits: Mapping[str, str] = field(default_factory=dict[str, str])
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
     submodules: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseRecord(Record):
+    """A packed base, bottom first: the files of its packages, and what their configuration wrote; a
+    variant has those of its base below. ``packages`` are those of its own layers,
+    ``name=version``.
+    """
+
+    base: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    packages: tuple[str, ...] = ()
+    layers: tuple[LayerRef, ...] = ()
+    stage_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,7 @@ class Config:
     git_url: str = "https://github.com/{repo}.git"
     instances: tuple[str, ...] = ()
     base: str = "host"
+    bases: str = "envs/bases"
     interpreters: tuple[str, ...] = ("uv", "pyenv", "conda", "system")
     network: Network = "index"
     timeout: int = 1800
@@ -114,10 +115,6 @@ def parse_config(values: Mapping[str, Any], *, where: str) -> Config:
     if not config.datasets:
         raise InvalidInput(
             f"{where}: key 'datasets'", "is empty", "name at least one file of config/datasets"
-        )
-    if config.base != "host":
-        raise InvalidInput(
-            f"{where}: key 'base'", f"is {config.base!r}", "only 'host' is supported"
         )
     if config.history not in ("none", "full") and not config.history.isdecimal():
         raise InvalidInput(

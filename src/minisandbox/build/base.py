@@ -1,0 +1,205 @@
+"""The base stage: a distribution's packages as layers, made without root and without its own
+tools.
+
+The files of all packages become one layer, by the lock alone; what their installation scripts then
+write becomes a second one, made in a sandbox on the first. A variant with further packages has the
+layers of its base below two of its own.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from importlib import resources
+from pathlib import Path
+
+from minisandbox import archive, keys
+from minisandbox.build import stage
+from minisandbox.build.bases import joining
+from minisandbox.build.bases.packages import fetch
+from minisandbox.build.workshop import LAYER_DATE, Workshop
+from minisandbox.errors import StageFailed
+from minisandbox.idmap import remove_tree
+from minisandbox.records import codec
+from minisandbox.records.layer import LayerRef
+from minisandbox.records.plan import BasePlan
+from minisandbox.records.stages import BaseRecord
+from minisandbox.sandbox import Bind
+from minisandbox.store import NodeStore, Store, default_node_root
+from minisandbox.store.faults import call_carrying, reachable
+
+_SCRIPT = "configure.sh"
+_TIMEOUT = 3600
+#: Inside, while packages are configured.
+_KNOWN = "/run/packages"
+#: These change nothing: see the script.
+_IDLE = ("/usr/bin/chown", "/usr/bin/chgrp")
+#: What says when and where it was built, and what every sandbox gets of its own.
+_NOT_PACKED = (
+    "dev",
+    "etc/.pwd.lock",
+    "etc/gitconfig",
+    "etc/host.conf",
+    "etc/hostname",
+    "etc/hosts",
+    "etc/inputrc",
+    "etc/machine-id",
+    "etc/mtab",
+    "etc/resolv.conf",
+    "proc",
+    "root",
+    "run",
+    "sys",
+    "tmp",
+    "var/cache",
+    "var/lib/apt",
+    "var/lib/dpkg/lock",
+    "var/lib/dpkg/lock-frontend",
+    "var/lib/dpkg/status-old",
+    "var/lib/dpkg/triggers/Lock",
+    "var/log",
+    "var/tmp",
+)
+
+
+def run(
+    plan_path: Path, record_path: Path, attempt: stage.Attempt, *, above_path: Path | None = None
+) -> stage.Ended:
+    """``minisandbox build base``; ``above_path`` is the record of the base that a variant is of."""
+    plan = codec.read(BasePlan, plan_path)
+    above = codec.read(BaseRecord, above_path) if above_path is not None else None
+    store = Store(Path(plan.store))
+    log = record_path.with_suffix(".log")
+    below = above.layers if above is not None else ()
+    inputs = keys.digest_of(
+        {
+            "identity": dict(plan.identity),
+            "below": [layer.digest for layer in below],
+            "failure": above.failure.message if above is not None and above.failure else "",
+            "unknown": list(plan.unknown),
+        }
+    )
+
+    def work() -> BaseRecord:
+        log.unlink(missing_ok=True)
+        if above is not None and above.failure is not None:
+            raise StageFailed("base", above.failure.message, hint=above.failure.hint)
+        if plan.unknown:
+            raise StageFailed(
+                "base",
+                f"the lock of {plan.identity['kind']} has no package {', '.join(plan.unknown)}",
+                hint=f"add it to 'extras' of the base and run "
+                f"`minisandbox base lock {plan.identity['kind']}`",
+            )
+        return _build(plan, below, store, log)
+
+    return stage.run_stage(
+        BaseRecord,
+        record_path,
+        stage="base",
+        key=plan.slug,
+        inputs=inputs,
+        log=log,
+        work=work,
+        attempt=attempt,
+        store=store,
+    )
+
+
+def _build(plan: BasePlan, below: Sequence[LayerRef], store: Store, log: Path) -> BaseRecord:
+    clock = stage.Clock()
+    paths = fetch(plan)
+    seconds = {"fetch": clock.seconds}
+    clock = stage.Clock()
+    files = _files(plan, paths, store)
+    seconds["unpack"] = clock.seconds
+    packages = [joining.described(path) for path in paths]
+    with tempfile.TemporaryDirectory(prefix="minisandbox-base-") as folder:
+        known, idle = Path(folder, "known"), Path(folder, "idle")
+        _write_known(known, packages)
+        idle.write_text("#!/bin/sh\nexit 0\n", encoding="utf-8")
+        for path in (Path(folder), known, idle):
+            path.chmod(0o755)  # another id reads them
+        binds = [Bind(source=known, target=_KNOWN)]
+        binds += [Bind(source=idle, target=target) for target in _IDLE]
+        with Workshop(
+            [*below, files],
+            store=store,
+            network="none",
+            log=log,
+            name=f"base-{plan.slug}",
+            binds=binds,
+            env={
+                "DEBIAN_FRONTEND": "noninteractive",
+                "DEBCONF_NONINTERACTIVE_SEEN": "true",
+                "LC_ALL": "C.UTF-8",
+                "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                "SOURCE_DATE_EPOCH": str(LAYER_DATE),
+            },
+        ) as shop:
+            shop.run(
+                ["/bin/bash", "-eu", "-s", "--", _KNOWN],
+                stdin=_script(),
+                failure="base",
+                what="configuring the packages",
+                purpose="configure",
+                timeout=_TIMEOUT,
+                quiet=True,
+            )
+            configured = shop.pack("base", date=LAYER_DATE, exclude=_is_left_out)
+    return stage.new(
+        BaseRecord,
+        base=plan.identity,
+        packages=tuple(f"{package.name}={package.version}" for package in plan.packages),
+        layers=(*below, files, configured),
+        stage_seconds={**seconds, **shop.seconds},
+        tools=stage.versions(["python-debian", "swe-minisandbox"]),
+    )
+
+
+def _files(plan: BasePlan, paths: Sequence[Path], store: Store) -> LayerRef:
+    """The layer that holds the packages' files."""
+    node = NodeStore(default_node_root())
+    work = Path(tempfile.mkdtemp(prefix=f".base-{plan.slug}-", dir=node.scratch))
+    try:
+        with reachable(work) as parent:
+            # Whether dpkg finds the file of a package is checked when all are configured; what the
+            # archive itself may do is the unpacker's to say.
+            unpack = partial(_unpack, [path.absolute() for path in paths], parent / "root", node)
+            call_carrying(node.idmap, unpack)
+        return store.add("base", work / "root", date=LAYER_DATE, idmap=node.idmap)
+    finally:
+        remove_tree(work, node.idmap)
+
+
+def _unpack(paths: Sequence[Path], target: Path, node: NodeStore) -> None:
+    stream = io.BufferedReader(joining.Joined(paths), 1 << 20)
+    archive.unpack(stream, target, idmap=node.idmap, archive="the packages of a base")
+
+
+def _write_known(folder: Path, packages: Sequence[joining.Package]) -> None:
+    folder.mkdir()
+    triggers = [f"{name} {package}" for item in packages for name, package in item.triggers]
+    # The accounts that other scripts look up come first.
+    preinst = sorted(
+        (item.name for item in packages if item.has_preinst),
+        key=lambda name: (name != "base-passwd", name),
+    )
+    texts = {
+        "status": "".join(f"{item.stanza}\n" for item in packages),
+        "triggers": "".join(f"{line}\n" for line in triggers),
+        "preinst": "".join(f"{name}\n" for name in preinst),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).chmod(0o644)
+
+
+def _script() -> bytes:
+    return (resources.files("minisandbox.build.bases") / _SCRIPT).read_bytes()
+
+
+def _is_left_out(path: str) -> bool:
+    return any(path == prefix or path.startswith(prefix + "/") for prefix in _NOT_PACKED)
