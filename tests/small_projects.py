@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,8 @@ class SmallProject:
 
     def cache(self, instance_id: str = "small-1", **changes: Any) -> Cache:
         """A cache with one row, that of the project, as the manifest has it."""
-        texts: dict[str, Any] = dict.fromkeys(ManifestRow.__dataclass_fields__, "")
+        needed = (item.name for item in fields(ManifestRow) if item.default is MISSING)
+        texts: dict[str, Any] = dict.fromkeys(needed, "")
         row = ManifestRow(
             **texts
             | {
@@ -137,20 +139,12 @@ class SmallProject:
                 "test_command": "python3 -m unittest -v",
                 "test_env": "{}",
                 "test_timeout": 60,
-                "env": "{}",
                 "log_parser": "unittest",
-                "grader": "log",
-                "limits": "{}",
-                "nested": False,
-                "blackhole": False,
                 "build_seconds": BuildSeconds(),
                 "gold_resolved": True,
                 "empty_resolved": False,
                 "gold_seconds": None,
                 "empty_seconds": None,
-                "validate_runs": 1,
-                "flaky_tests": (),
-                "failing_tests": (),
                 "logs": Logs(),
                 "extra": "{}",
             }
