@@ -43,6 +43,7 @@ UNBUILDABLE = {
     "wrong-patch": ("validate", "patch", "does not apply"),
     "hostile-git": ("instances", "install", "/testbed/.git is no directory"),
     "nothing-to-fix": ("validate", "derive", "no test fails"),
+    "wants-a-program": ("validate", "program", "no-such-sendmail"),
 }
 
 RECIPE = """\
@@ -179,7 +180,7 @@ class Build:
         (folder / "config/config.yaml").write_text(
             "datasets: [calc.yaml, broken.yaml, future.yaml, hostile.yaml, pairs.yaml]\n"
             f"recipes: recipes\ngit_url: {folder}/git/{{repo}}.git\nhistory: full\n"
-            "limits: {open_files: 2000}\n"
+            "limits: {open_files: 2000}\nvalidate_runs: 2\n"
         )
 
     def recipe(self, name: str, text: str, **changes: str) -> None:
@@ -220,6 +221,15 @@ class Build:
             {**row, "instance_id": "no-such-recipe", "repo": "local/unknown"},
             {**row, "instance_id": "wrong-patch", "patch": wrong},
             {**row, "instance_id": "nothing-to-fix", "test_patch": nothing},
+            {
+                **row,
+                "instance_id": "wants-a-program",
+                "test_patch": TEST_PATCH.replace(
+                    "calc.add(1, 1)", "__import__('subprocess').run(['no-such-sendmail'])"
+                ),
+                "FAIL_TO_PASS": ["tests/test_calc.py::test_two"],
+                "PASS_TO_PASS": ["tests/test_calc.py::test_zero"],
+            },
         )
         self.recipe("gone", RECIPE.replace("local/calc", "local/gone"))
         self.dataset("broken", {**row, "instance_id": "no-such-requirement"}, recipe="broken")
@@ -320,6 +330,17 @@ def test_what_cannot_be_built_is_a_row_with_a_reason(build: Build, instance_id: 
     assert row.gold_resolved is not True
 
 
+def test_what_validation_found_out_is_in_the_row(build: Build) -> None:
+    good, failed = build.row("calc-2"), build.row("wants-a-program")
+    assert (good.validate_runs, good.flaky_tests, good.failing_tests) == (2, (), ())
+    assert (failed.validate_runs, failed.flaky_tests) == (2, ())
+    assert failed.failing_tests == ("tests/test_calc.py::test_two",)
+    assert "FileNotFoundError" in failed.log_tail
+    assert failed.gold_resolved is False
+    folder = (build.results / failed.logs.gold).parent
+    assert (folder / "wants-a-program.gold-2.log").is_file()
+
+
 def test_lists_are_derived_where_a_row_lacks_them(build: Build) -> None:
     derived, given = build.row("calc-1"), build.row("calc-2")
     assert (derived.tests_source, given.tests_source) == ("derived", "dataset")
@@ -353,15 +374,15 @@ def test_the_manifest_opens_everywhere(build: Build, tmp_path: Path) -> None:
         cache_dir=str(tmp_path),
     )
     assert list(plain) == list(frame["instance_id"]) == list(table["instance_id"])
-    assert len(plain) == 12
+    assert len(plain) == 13
     for row in table:
         assert dict(row) == plain[row["instance_id"]]
     assert plain["calc-1"]["problem_statement"] == "one plus one is zero\r\n"
     assert json.loads(plain["calc-1"]["extra"]) == {"difficulty": 3}
     summary = json.loads((build.results / "manifest.summary.json").read_text())
-    assert (summary["instances"], summary["ok"], summary["failed"]) == (12, 4, 8)
-    assert (summary["tried"], summary["validated"], summary["infrastructure"]) == (11, 4, 0)
-    assert sum(summary["reasons"].values()) == 8
+    assert (summary["instances"], summary["ok"], summary["failed"]) == (13, 4, 9)
+    assert (summary["tried"], summary["validated"], summary["infrastructure"]) == (12, 5, 0)
+    assert sum(summary["reasons"].values()) == 9
 
 
 def test_a_second_run_does_nothing(build: Build) -> None:
@@ -466,7 +487,7 @@ def test_what_does_not_exist_is_told_with_what_does(build: Build) -> None:
 def test_the_command_line(build: Build) -> None:
     listing = build.minisandbox("ls")
     assert listing.returncode == 0
-    assert "4 of 12 rows planned are ok (11 tried, 4 validated); 8 failed: " in listing.stdout
+    assert "4 of 13 rows planned are ok (12 tried, 5 validated); 9 failed: " in listing.stdout
     assert build.minisandbox("ls", "--strict").returncode == 1
     assert build.minisandbox("show", "calc-1", "--field", "status").stdout == "ok\n"
     tests = "python -m pytest -q -p no:cacheprovider"
@@ -511,7 +532,7 @@ def test_every_program_of_the_page_on_caches_works(build: Build, tmp_path: Path)
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert "12 instances" in done.stdout
+    assert "13 instances" in done.stdout
     assert "True ()" in done.stdout
     assert "True memory goes on" in done.stdout
     assert "+# a change" in done.stdout
