@@ -18,6 +18,10 @@ while read -r trigger package; do
     esac
 done < "$folder/triggers"
 
+# Programs that write these keep the owner they have, and make new ones the group shadow's.
+for name in shadow gshadow; do
+    [ -e "/etc/$name" ] || install -m 640 /dev/null "/etc/$name"
+done
 printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d
 chmod 755 /usr/sbin/policy-rc.d
 while read -r package; do
