@@ -196,3 +196,55 @@ def test_dropping_a_record_brings_those_after_it_back(batch: Batch) -> None:
     assert not summary.exists()
     batch.run("a")
     assert batch.taken() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("dropped", "stay"),
+    [
+        ("debian-12", {"sources/repo/clone.json"}),
+        (
+            "variant",
+            {
+                "sources/repo/clone.json",
+                "bases/debian-12/base.json",
+                "interpreters/3.11/interpreter.json",
+                "environments/plain/environment.json",
+            },
+        ),
+    ],
+)
+def test_what_stands_on_a_dropped_base_goes_with_it(
+    tmp_path: Path, dropped: str, stay: set[str]
+) -> None:
+    index = PlanIndex(
+        schema=PLAN_SCHEMA,
+        digest="x",
+        store="s",
+        repos=("repo",),
+        pythons=("3.11",),
+        environments={
+            "plain": EnvironmentEntry("3.11", {}, base="debian-12"),
+            "more": EnvironmentEntry("3.11", {"b": BatchEntry(("repo",), 2)}, base="variant"),
+        },
+        instances=2,
+        unplanned=0,
+        base="debian-12",
+        bases={"debian-12": "", "variant": "debian-12"},
+    )
+    codec.write(tmp_path / "plan/index.json", index)
+    records = {
+        "sources/repo/clone.json": "repo",
+        "bases/debian-12/base.json": "debian-12",
+        "bases/variant/base.json": "variant",
+        "interpreters/3.11/interpreter.json": "3.11",
+        "environments/plain/environment.json": "plain",
+        "environments/more/environment.json": "more",
+        "environments/more/batches/b/instances.json": "b",
+        "environments/more/batches/b/validation.json": "b",
+    }
+    for path, key in records.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f'{{"stage": "x", "key": "{key}", "status": "ok"}}')
+    assert drop(tmp_path, named(dropped)) == [f"x {dropped}"]
+    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.json")}
+    assert left - {"plan/index.json"} == stay

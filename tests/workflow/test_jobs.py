@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from local_projects import CLONE
 from minisandbox.build.stage import ATTEMPTS
 
 #: Two environments of one batch each.
@@ -30,6 +31,30 @@ def test_everything_once_and_then_nothing(small) -> None:
     second = small.run("--cores", "2")
     assert second.returncode == 0, second.stderr
     assert small.take_calls() == []
+
+
+def test_a_packed_base_is_made_once_before_what_stands_on_it(small) -> None:
+    config = small.folder / "config/config.yaml"
+    config.write_text(f"{config.read_text()}base: debian-12\nbases: {CLONE}/envs/bases\n")
+    recipe = small.folder / "recipes/project1.yaml"
+    recipe.write_text(f"{recipe.read_text()}system_packages: [rsync, git]\n")
+    done = small.run("--cores", "2")
+    assert done.returncode == 0, done.stderr
+    calls = [call.split() for call in (small.folder / "calls.txt").read_text().splitlines()]
+    assert Counter(call[0] for call in calls) == ALL_STAGES + Counter(base=2)
+    bases = [
+        [word.partition("=")[2] for word in call if word.startswith("--base=")]
+        for call in calls
+        if call[0] in ("base", "interpreter", "environment")
+    ]
+    plain = "results/bases/debian-12/base.json"
+    variants = {path for paths in bases for path in paths} - {plain}
+    assert len(variants) == 1
+    # On the base: interpreter, variant, one environment. On the variant: the other.
+    assert bases[0] == []
+    assert Counter(path for paths in bases for path in paths) == Counter(
+        {plain: 3, variants.pop(): 1}
+    )
 
 
 @pytest.mark.parametrize("stage", ["clone", "interpreter", "environment", "instances", "validate"])
