@@ -62,6 +62,8 @@ SHARED = frozenset(
         "planning",
         "relocate",
         "schemas",
+        "service_layers",
+        "services",
         "stage",
         "system_packages",
         "validation",

@@ -23,6 +23,8 @@ from minisandbox.build import stage
 from minisandbox.build.index import locks
 from minisandbox.build.index.egress import IndexAccess
 from minisandbox.build.planning.requirement_files import requirements_of
+from minisandbox.build.service_layers import make_service
+from minisandbox.build.services import service
 from minisandbox.build.system_packages import missing_packages, named_in_failures
 from minisandbox.build.virtualenv_tool import supports, virtualenv_folder
 from minisandbox.build.workshop import TOOLS, Workshop
@@ -31,7 +33,13 @@ from minisandbox.records import codec
 from minisandbox.records.layer import LayerRef
 from minisandbox.records.lock import IndexFile
 from minisandbox.records.plan import EnvironmentPlan
-from minisandbox.records.stages import BaseRecord, CloneRecord, EnvironmentRecord, InterpreterRecord
+from minisandbox.records.stages import (
+    BaseRecord,
+    CloneRecord,
+    EnvironmentRecord,
+    InterpreterRecord,
+    NetworkUse,
+)
 from minisandbox.runtime.instance import CONDA, LOCALES, VENV, WHEELHOUSE
 from minisandbox.runtime.profiles import limits_from
 from minisandbox.sandbox import Bind
@@ -116,8 +124,17 @@ def run(
             record = _build(
                 shop, plan, below, interpreter, (*listed.packages, *plan.packages), lock
             )
-        dropped = (*plan.dropped, *listed.dropped)
-        return replace(record, dropped=dropped, missing_packages=missing)
+        made = [
+            make_service(service(name), plan, below, interpreter, store=store, log=log, lock=files)
+            for name in plan.services
+        ]
+        return replace(
+            record,
+            dropped=(*plan.dropped, *listed.dropped),
+            missing_packages=missing,
+            layers=(*record.layers, *(item.layer for item in made)),
+            network=_with_files(record.network, [file for item in made for file in item.files]),
+        )
 
     return stage.run_stage(
         EnvironmentRecord,
@@ -130,6 +147,11 @@ def run(
         attempt=attempt,
         store=store,
     )
+
+
+def _with_files(use: NetworkUse, files: Sequence[IndexFile]) -> NetworkUse:
+    """What the environment asked of the index, and its services did: a rebuild needs all of it."""
+    return replace(use, files=tuple(dict.fromkeys((*use.files, *files))))
 
 
 def _lock_of(

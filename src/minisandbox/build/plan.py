@@ -33,6 +33,7 @@ from minisandbox.build.planning.resolving import resolve_recipes
 from minisandbox.build.planning.rows import Row
 from minisandbox.build.planning.sourced import SourcedRecipe
 from minisandbox.build.planning.specifications import environment_commit, export_files
+from minisandbox.build.services import service
 from minisandbox.errors import InstanceUnknown, InvalidInput
 from minisandbox.evaluate.official.pins import PINS, SPECIFYING
 from minisandbox.records import codec
@@ -400,6 +401,8 @@ def environment_plan(recipe: Recipe, base: Base, config: Config) -> EnvironmentP
         "base": dict(base.identity(recipe.system_packages)),
         "network": config.network,
     }
+    if recipe.services:
+        content["services"] = [service(name).digest for name in sorted(set(recipe.services))]
     if recipe.system_packages:
         content["system_packages"] = sorted(set(recipe.system_packages))
     key = keys.digest_of(content)
@@ -426,6 +429,7 @@ def environment_plan(recipe: Recipe, base: Base, config: Config) -> EnvironmentP
         index_cache=config.index_cache_path,
         lock=config.from_lock,
         system_packages=tuple(sorted(set(recipe.system_packages))),
+        services=tuple(sorted(set(recipe.services))),
     )
 
 

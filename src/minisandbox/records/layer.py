@@ -9,7 +9,14 @@ from minisandbox import keys
 from minisandbox.errors import InvalidInput
 
 LayerKind = Literal[
-    "base", "interpreter", "environment", "source", "instance", "wheelhouse", "checkpoint"
+    "base",
+    "interpreter",
+    "environment",
+    "service",
+    "source",
+    "instance",
+    "wheelhouse",
+    "checkpoint",
 ]
 
 

@@ -48,7 +48,8 @@ class Recipe:
     its sandboxes that are not the configuration's, by the names of ``sandbox.Limits``. ``nested``
     lets its tests make user namespaces. ``system_packages`` are the packages of Debian that the
     base has to have. ``submodules`` are checked out too, by path (``*``: all). ``blackhole`` lets
-    what its tests send to addresses outside vanish, instead of being refused.
+    what its tests send to addresses outside vanish, instead of being refused. ``services`` are
+    local ones that its tests talk to, by name.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Recipe:
     nested: bool = False
     blackhole: bool = False
     submodules: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
     system_packages: tuple[str, ...] = ()
 
 
@@ -179,6 +181,7 @@ class EnvironmentPlan:
     lock: str = ""
     limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
     system_packages: tuple[str, ...] = ()
+    services: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

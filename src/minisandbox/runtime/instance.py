@@ -13,6 +13,7 @@ from minisandbox.idmap import IdMap
 from minisandbox.records.layer import LayerRef
 from minisandbox.runtime import worktree
 from minisandbox.runtime.forwarding import of_sandbox
+from minisandbox.runtime.services import has_services, start_services
 from minisandbox.runtime.stack import Report, stack
 from minisandbox.sandbox import Bind, Profile, Reset, Sandbox, Snapshot
 from minisandbox.store import NodeStore, Store
@@ -57,7 +58,16 @@ class Instance(Closing):
     environment active.
     """
 
-    def __init__(self, sandbox: Sandbox, *, head_tree: str, store: Store, idmap: IdMap) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        *,
+        head_tree: str,
+        store: Store,
+        idmap: IdMap,
+        serves: bool = False,
+    ) -> None:
+        self._serves = serves
         self.sandbox = sandbox
         self.head_tree = head_tree
         self._store = store
@@ -93,7 +103,10 @@ class Instance(Closing):
 
     def reset(self) -> Reset:
         """Drop everything that was done in it; see ``Sandbox.reset``."""
-        return self.sandbox.reset()
+        done = self.sandbox.reset()
+        if self._serves:
+            start_services(self.sandbox)
+        return done
 
     def snapshot(self) -> Snapshot:
         """What its files are now; see ``Sandbox.snapshot``."""
@@ -102,7 +115,15 @@ class Instance(Closing):
     def start_from(self, snapshot: Snapshot) -> Instance:
         """Another instance with the files of a snapshot; this one may be closed."""
         sandbox = self.sandbox.start_from(snapshot, name=self.sandbox.name)
-        return Instance(sandbox, head_tree=self.head_tree, store=self._store, idmap=self._idmap)
+        return _serving(
+            Instance(
+                sandbox,
+                head_tree=self.head_tree,
+                store=self._store,
+                idmap=self._idmap,
+                serves=self._serves,
+            )
+        )
 
     def fork(self) -> Instance:
         """Another instance with the same files; what either does from then on, the other does not
@@ -183,7 +204,21 @@ def start_instance(
         cwd=TESTBED,
         name=name,
     )
-    return Instance(sandbox, head_tree=head_tree, store=store, idmap=node.idmap)
+    serves = has_services(layers)
+    return _serving(
+        Instance(sandbox, head_tree=head_tree, store=store, idmap=node.idmap, serves=serves)
+    )
+
+
+def _serving(instance: Instance) -> Instance:
+    """``instance`` with the services that came with its layers; closes it where one fails."""
+    if instance._serves:  # pyright: ignore[reportPrivateUsage]
+        try:
+            start_services(instance.sandbox)
+        except BaseException:
+            instance.close()
+            raise
+    return instance
 
 
 def _is_not_kept(path: str) -> bool:

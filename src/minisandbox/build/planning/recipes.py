@@ -16,6 +16,7 @@ from minisandbox.build.planning import debian
 from minisandbox.build.planning.config import Config, check_date
 from minisandbox.build.planning.sourced import SourcedRecipe
 from minisandbox.build.planning.yamlfile import read_yaml
+from minisandbox.build.services import service_names
 from minisandbox.errors import InvalidInput
 from minisandbox.evaluate.logs import PARSERS
 from minisandbox.evaluate.official.pins import PINS
@@ -169,6 +170,12 @@ def _check(recipe: Recipe, where: str) -> None:
             f"{where}: key 'timeout'", f"is {recipe.timeout}", "expected seconds, 1 or more"
         )
     limits_from(recipe.limits, where=where)
+    if unknown := sorted(set(recipe.services) - set(service_names())):
+        raise InvalidInput(
+            f"{where}: key 'services'",
+            f"has {unknown[0]!r}",
+            f"expected some of {', '.join(service_names())}",
+        )
     for package in recipe.system_packages:
         if not debian.PACKAGE.fullmatch(package):
             raise InvalidInput(
