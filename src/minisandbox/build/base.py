@@ -15,7 +15,7 @@ from functools import partial
 from importlib import resources
 from pathlib import Path
 
-from minisandbox import archive, keys
+from minisandbox import archive, atomic, keys
 from minisandbox.build import stage
 from minisandbox.build.bases import joining
 from minisandbox.build.bases.packages import fetch
@@ -113,7 +113,7 @@ def _build(plan: BasePlan, below: Sequence[LayerRef], store: Store, log: Path) -
     paths = fetch(plan)
     seconds = {"fetch": clock.seconds}
     clock = stage.Clock()
-    files = _files(plan, paths, store)
+    files = _files(paths, store)
     seconds["unpack"] = clock.seconds
     packages = [joining.described(path) for path in paths]
     with tempfile.TemporaryDirectory(prefix="minisandbox-base-") as folder:
@@ -159,19 +159,22 @@ def _build(plan: BasePlan, below: Sequence[LayerRef], store: Store, log: Path) -
     )
 
 
-def _files(plan: BasePlan, paths: Sequence[Path], store: Store) -> LayerRef:
+def _files(paths: Sequence[Path], store: Store) -> LayerRef:
     """The layer that holds the packages' files."""
     node = NodeStore(default_node_root())
-    work = Path(tempfile.mkdtemp(prefix=f".base-{plan.slug}-", dir=node.scratch))
-    try:
-        with reachable(work) as parent:
-            # Whether dpkg finds the file of a package is checked when all are configured; what the
-            # archive itself may do is the unpacker's to say.
-            unpack = partial(_unpack, [path.absolute() for path in paths], parent / "root", node)
-            call_carrying(node.idmap, unpack)
-        return store.add("base", work / "root", date=LAYER_DATE, idmap=node.idmap)
-    finally:
-        remove_tree(work, node.idmap)
+    work = node.scratch / f".base-{keys.short(keys.digest_of([str(path) for path in paths]), 16)}"
+    with atomic.locked(work.with_suffix(".lock")):
+        remove_tree(work, node.idmap)  # of a killed build
+        try:
+            with reachable(node.scratch) as parent:
+                # What the archives may do is the unpacker's to say; whether every file is where
+                # dpkg looks for it is checked when all are configured.
+                sources = [path.absolute() for path in paths]
+                unpack = partial(_unpack, sources, parent / work.name, node)
+                call_carrying(node.idmap, unpack)
+            return store.add("base", work, date=LAYER_DATE, idmap=node.idmap)
+        finally:
+            remove_tree(work, node.idmap)
 
 
 def _unpack(paths: Sequence[Path], target: Path, node: NodeStore) -> None:
