@@ -14,7 +14,7 @@ from minisandbox.build.plan import make_plan
 from minisandbox.build.planning.config import parse_config
 from minisandbox.build.planning.rows import Row, understand
 from minisandbox.errors import InvalidInput
-from minisandbox.records.plan import PlanIndex, Unplanned
+from minisandbox.records.plan import BatchEntry, PlanIndex, Unplanned
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LISTS: dict[str, Any] = {"FAIL_TO_PASS": ["t.py::a"], "PASS_TO_PASS": ["t.py::b"]}
@@ -122,12 +122,25 @@ class TestNested:
 
 
 class TestSweSmith:
-    def test_it_is_read_and_not_built(self) -> None:
+    def test_the_patch_takes_the_bug_out(self) -> None:
         found = read(SMITH)
-        assert found.refusal is not None
-        assert (found.refusal.kind, found.refusal.final) == ("format", True)
-        assert "no test" not in found.refusal.message
+        assert found.refusal is None
+        assert found.instance.bug == SMITH["patch"]
+        assert "\n-2\n+1\n" in found.instance.patch
         assert found.instance.fail_to_pass == ("t.py::a",)
+
+    def test_it_is_of_the_project_not_of_a_mirror(self) -> None:
+        instance = read(SMITH).instance
+        assert (instance.repo, instance.version) == ("owner/name", "01234567")
+        assert instance.healthy == "owner__name.01234567"
+        many = {**SMITH, "instance_id": "an-owner__a_b__c.d.01234567.x.y__z"}
+        assert read(many).instance.repo == "an-owner/a_b__c.d"
+
+    @pytest.mark.parametrize("patch", ["", None, "prose", "--- a/x\n+++ b/x\n@@ -1 +1,3 @@\n-1\n"])
+    def test_a_patch_that_cannot_be_taken_back_is_refused(self, patch: str | None) -> None:
+        refusal = read({**SMITH, "patch": patch}).refusal
+        assert refusal is not None
+        assert (refusal.kind, refusal.final) == ("patch", True)
 
     @pytest.mark.parametrize("commit", [None, "", "main", float("nan")])
     def test_the_commit_is_that_of_its_id(self, commit: Any) -> None:
@@ -136,6 +149,9 @@ class TestSweSmith:
 
     def test_a_commit_of_the_row_stays(self) -> None:
         assert read({**SMITH, "base_commit": COMMIT}).instance.base_commit == COMMIT
+        # Rows made of pull requests name one that is not the healthy commit.
+        other = COMMIT[::-1]
+        assert read({**SMITH, "base_commit": other}).instance.base_commit == "01234567"
 
     @pytest.mark.parametrize("empty", [None, "", "[]", [], float("nan")])
     def test_pass_to_fail_is_what_has_to_pass_again(self, empty: Any) -> None:
@@ -148,15 +164,15 @@ class TestSweSmith:
         row = {**SMITH, "PASS_TO_FAIL": '["t.py::c"]'}
         assert read(row).instance.fail_to_pass == ("t.py::a",)
 
-    def test_a_bug_that_breaks_no_test_says_so(self) -> None:
-        refusal = read(without(SMITH, "FAIL_TO_PASS")).refusal
-        assert refusal is not None
-        assert "names no test" in refusal.message
+    def test_a_bug_that_names_no_test_has_them_derived(self) -> None:
+        found = read(without(SMITH, "FAIL_TO_PASS"))
+        assert found.refusal is None
+        assert found.instance.fail_to_pass is None
 
-    def test_another_language_is_the_reason_and_as_final(self) -> None:
+    def test_another_language_is_the_reason_unless_a_recipe_says_how(self) -> None:
         refusal = read({**SMITH, "patch": changes("lib/core.js")}).refusal
         assert refusal is not None
-        assert (refusal.kind, refusal.final) == ("language", True)
+        assert (refusal.kind, refusal.final) == ("language", False)
 
 
 class TestPullRequest:
@@ -279,23 +295,34 @@ def plans(tmp_path: Path) -> Plans:
 def test_a_refused_row_stops_no_other(plans: Plans) -> None:
     plans.recipe()
     other = {**FIVE, "instance_id": "java-1", "repo": "some/java", "log_parser": "parse_log_ant"}
-    index, unplanned = plans(CLASSIC, other, SMITH, PULL)
+    index, unplanned = plans(CLASSIC, other, {**SMITH, "patch": "prose"}, PULL)
     assert (index.instances, index.unplanned) == (1, 3)
     assert [(item.instance.instance_id, item.kind) for item in unplanned] == [
         ("java-1", "language"),
-        (SMITH["instance_id"], "format"),
+        (SMITH["instance_id"], "patch"),
         ("owner__name-7", "format"),
     ]
-    assert index.reasons == {"format": 2, "language": 1}
+    assert index.reasons == {"language": 1, "patch": 1, "format": 1}
     assert index.formats == {"swe-bench": 1, "swe-bench-5": 1, "swe-smith": 1, "pull-request": 1}
 
 
 def test_a_recipe_file_overrules_the_language_but_not_the_format(plans: Plans) -> None:
     plans.recipe()
-    bug = {**SMITH, "repo": "owner/name"}
-    index, unplanned = plans({**CLASSIC, "language": "c"}, bug)
+    index, unplanned = plans({**CLASSIC, "language": "c"}, {**SMITH, "patch": "prose"})
     assert index.instances == 1
-    assert [item.kind for item in unplanned] == ["format"]
+    assert [item.kind for item in unplanned] == ["patch"]
+
+
+def test_bugs_of_a_commit_share_it(plans: Plans) -> None:
+    plans.recipe()
+    full = {**SMITH, "base_commit": COMMIT}
+    bugs = [{**full, "instance_id": f"owner__name.01234567.b{n}"} for n in range(45)]
+    index, _ = plans(CLASSIC, *bugs)
+    (environment,) = index.environments.values()
+    assert [entry.commits for entry in environment.batches.values()] == [("name-at-01234567",)] * 3
+    (commit,) = environment.commits.items()
+    assert commit == ("name-at-01234567", BatchEntry(("owner__name",), 1))
+    assert index.instances == 46
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_what_a_grader_raises_is_no_bug_of_ours(
     for when in ("run", "grade") if kind == "grader" else ("run",):
         job.recipe = replace(job.recipe, parser=when)  # makes the record anew
         grader = Breaking("pytest", "pytest -rA", error=error, when=when)
-        monkeypatch.setattr(validate, "grader_named", lambda *_, found=grader, **__: found)
+        monkeypatch.setattr(validate, "grader_of_recipe", lambda *_, found=grader, **__: found)
         (record,) = job.run().instances
         assert record.failure is not None
         assert (record.failure.kind, record.failure.message) == (kind, str(error))

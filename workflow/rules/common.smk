@@ -73,10 +73,21 @@ def clones_of_environment(wildcards):
     return [f"<results>/sources/{repo}/clone.json" for repo in repos]
 
 
+def entry_of(wildcards):
+    """What the plan says of a batch, or of a healthy commit, which is built like one."""
+    environment = PLAN.environments[wildcards.env]
+    return {**environment.commits, **environment.batches}[wildcards.batch]
+
+
 def clones_of_batch(wildcards):
     """The clone records of the repositories that the instances of a batch come from."""
-    batch = PLAN.environments[wildcards.env].batches[wildcards.batch]
-    return [f"<results>/sources/{repo}/clone.json" for repo in batch.repos]
+    return [f"<results>/sources/{repo}/clone.json" for repo in entry_of(wildcards).repos]
+
+
+def commits_of_batch(wildcards):
+    """The records of the healthy commits that the bugs of a batch are put into."""
+    folder = f"<results>/environments/{wildcards.env}/batches"
+    return [f"{folder}/{commit}/instances.json" for commit in entry_of(wildcards).commits]
 
 
 def all_validations(wildcards):

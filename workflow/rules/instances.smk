@@ -3,6 +3,7 @@
 INPUTS   <results>/plan/batches/{env}/{batch}.json
          <results>/environments/{env}/environment.json
          <results>/sources/{repo}/clone.json of each repository in the batch
+         the instances.json of each healthy commit that a bug of the batch is put into
 OUTPUTS  <results>/environments/{env}/batches/{batch}/instances.json
          <results>/environments/{env}/batches/{batch}/validation.json
          both list every instance of the batch, the failed ones with their reason
@@ -10,11 +11,12 @@ OUTPUTS  <results>/environments/{env}/batches/{batch}/instances.json
 
 
 rule build_instances:
-    """Check out, install, smoke-test and pack the instances of one batch."""
+    """Check out, install, smoke-test and pack the instances of one batch, or put their bugs in."""
     input:
         plan="<results>/plan/batches/{env}/{batch}.json",
         environment="<results>/environments/{env}/environment.json",
         clones=clones_of_batch,
+        commits=commits_of_batch,
     output:
         record="<results>/environments/{env}/batches/{batch}/instances.json",
     log:
@@ -29,11 +31,13 @@ rule build_instances:
         mem_mb=4000,
     params:
         clones=lambda wildcards, input: [f"--clone={path}" for path in input.clones],
+        commits=lambda wildcards, input: [f"--commit={path}" for path in input.commits],
     shell:
         "minisandbox build instances"
         " --plan {input.plan:q}"
         " --environment {input.environment:q}"
         " {params.clones:q}"
+        " {params.commits:q}"
         " --record {output.record:q}"
         " --attempt {resources.attempt}"
         " 2>&1 | tee {log:q}"

@@ -129,10 +129,11 @@ def _following(results: Path, dropped: set[Path]) -> Iterator[Path]:
         remade = bool((below | {f"{folder}/environment.json"}) & relative)
         if below & relative:
             yield results / folder / "environment.json"
-        for batch, entry in environment.batches.items():
-            clones = {f"sources/{repo}/clone.json" for repo in entry.repos}
+        for batch, entry in {**environment.commits, **environment.batches}.items():
+            before = {f"sources/{repo}/clone.json" for repo in entry.repos}
+            before |= {f"{folder}/batches/{commit}/instances.json" for commit in entry.commits}
             instances = f"{folder}/batches/{batch}/instances.json"
-            if remade or clones & relative:
+            if remade or before & relative:
                 yield results / instances
-            if remade or (clones | {instances}) & relative:
+            if remade or (before | {instances}) & relative:
                 yield results / f"{folder}/batches/{batch}/validation.json"

@@ -1,5 +1,5 @@
 """The instances stage: checkout on top of the environment, install inside the sandbox, smoke test,
-pack.
+pack; or a bug put into what was built so of its healthy commit.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from minisandbox import keys
 from minisandbox.build import batches, stage
+from minisandbox.build.checkouts.bugs import plant
 from minisandbox.build.checkouts.checkout import (
     INDEX,
     commit_install,
@@ -28,11 +29,15 @@ from minisandbox.build.index.wheelhouse import pack_wheelhouse
 from minisandbox.build.system_packages import named_in_failures
 from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import InvalidInput, StageFailed
+from minisandbox.evaluate.grading import Grader, GraderUnavailable, TestFiles
+from minisandbox.evaluate.judging import grader_of_recipe, task_of_plan
+from minisandbox.evaluate.patches import patched_paths
 from minisandbox.records import codec
 from minisandbox.records.plan import BatchPlan, InstancePlan
 from minisandbox.records.stages import (
     CloneRecord,
     EnvironmentRecord,
+    FoundRow,
     InstanceRecord,
     InstancesRecord,
 )
@@ -53,10 +58,24 @@ class _Batch:
     plan: BatchPlan
     environment: EnvironmentRecord
     clones: Mapping[str, CloneRecord]
+    commits: Mapping[str, InstanceRecord]
     store: Store
     folder: Path
     earlier: locks.InstanceLocks | None
     limits: Limits
+
+    @functools.cached_property
+    def grader(self) -> Grader:
+        return grader_of_recipe(self.plan.recipe, tools=Path(self.plan.tools))
+
+    @functools.cached_property
+    def test_files(self) -> Mapping[str, TestFiles]:
+        """The files of the tests of all bugs, asked for once, when one is needed."""
+        tasks = [task_of_plan(item) for item in self.plan.instances if item.bug]
+        try:
+            return self.grader.test_files(tasks)
+        except GraderUnavailable as error:
+            raise StageFailed("grader", str(error), transient=error.transient) from error
 
 
 def run(
@@ -66,18 +85,28 @@ def run(
     record_path: Path,
     attempt: stage.Attempt,
     *,
+    commit_paths: Sequence[Path] = (),
     lock_path: Path | None = None,
 ) -> stage.Ended:
-    """``minisandbox build instances``; ``lock_path`` is the record of an earlier build, whose index
-    files are used and no others.
+    """``minisandbox build instances``; ``commit_paths`` are records of this stage that hold the
+    healthy commits which bugs are put into, ``lock_path`` is the record of an earlier build, whose
+    index files are used and no others.
     """
     plan = codec.read(BatchPlan, plan_path)
     clones = [codec.read(CloneRecord, path) for path in clone_paths]
     missing = {keys.slug(item.repo) for item in plan.instances} - {clone.key for clone in clones}
     if missing:
         raise InvalidInput("--clone", f"the record of {', '.join(sorted(missing))} is not given")
+    commits = {
+        record.key: record
+        for path in commit_paths
+        for record in codec.read(InstancesRecord, path).instances
+    }
+    if unknown := {item.healthy for item in plan.instances if item.bug} - commits.keys():
+        raise InvalidInput("--commit", f"the record of {', '.join(sorted(unknown))} is not given")
     batch = _Batch(
         plan=plan,
+        commits=commits,
         environment=codec.read(EnvironmentRecord, environment_path),
         clones={clone.key: clone for clone in clones},
         store=Store(Path(plan.store)),
@@ -92,7 +121,7 @@ def run(
             key=instance.instance_id,
             inputs=_inputs(batch, instance),
             log=_log(batch, instance),
-            work=functools.partial(_build, batch, instance),
+            work=functools.partial(_build_bug if instance.bug else _build, batch, instance),
         )
         for instance in plan.instances
     ]
@@ -114,6 +143,8 @@ def _log(batch: _Batch, instance: InstancePlan) -> Path:
 
 def _inputs(batch: _Batch, instance: InstancePlan) -> str:
     """Everything that decides an instance's layers, and nothing that only its validation reads."""
+    if instance.bug:
+        return _inputs_of_bug(batch, instance)
     recipe = batch.plan.recipe
     clone = batch.clones[keys.slug(instance.repo)]
     release = instance.release
@@ -137,7 +168,7 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
                 list(recipe.test_paths),
                 recipe.test,
             ],
-            "history": batch.plan.history,
+            "history": "loose" if batch.plan.loose else batch.plan.history,
             "network": batch.plan.network,
             "date": recipe.date,
             "lock": _lock_text(batch, instance),
@@ -146,6 +177,78 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
             **({"submodules": list(recipe.submodules)} if recipe.submodules else {}),
             **({"missing_packages": list(missing)} if missing else {}),
         }
+    )
+
+
+def _inputs_of_bug(batch: _Batch, instance: InstancePlan) -> str:
+    """What decides the layer of a bug."""
+    recipe, healthy = batch.plan.recipe, batch.commits[instance.healthy]
+    failure = healthy.failure
+    return keys.digest_of(
+        {
+            "instance_id": instance.instance_id,
+            "bug": instance.bug,
+            "commit": [layer.digest for layer in healthy.layers],
+            "env": dict(healthy.env),
+            "failure": [failure.kind, failure.message] if failure else None,
+            "rebuild": [recipe.rebuild, dict(recipe.env)] if recipe.rebuild else None,
+            # They say which files are hidden.
+            "tests": [instance.fail_to_pass, instance.pass_to_pass, dict(batch.grader.identity)],
+            "scripts": scripts_digest(),
+        }
+    )
+
+
+def _build_bug(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
+    """A bug in its healthy commit, with nothing installed anew."""
+    healthy, recipe, log = batch.commits[instance.healthy], batch.plan.recipe, _log(batch, instance)
+    if healthy.failure is not None:
+        raise StageFailed(healthy.failure.kind, healthy.failure.message, hint=healthy.failure.hint)
+    tests = batch.test_files[instance.instance_id]
+    with Workshop(
+        healthy.layers,
+        store=batch.store,
+        network="none",
+        log=log,
+        name=instance.instance_id,
+        env={**healthy.env, **recipe.env},
+        limits=batch.limits,
+    ) as shop:
+        clock = stage.Clock()
+        planted = plant(
+            shop,
+            instance.bug,
+            hidden=tests.fail_to_pass,
+            rebuild=recipe.rebuild,
+            timeout=batch.plan.timeout,
+        )
+        seconds = clock.seconds
+        hidden = patched_paths(planted.test_patch)
+        if both := sorted({*patched_paths(instance.bug)} & {*hidden}):
+            raise StageFailed(
+                "patch", f"the bug changes {both[0]}, which holds tests that are to find it"
+            )
+        layer = shop.pack("bug", date=planted.date, newer=frozenset({INDEX}))
+        shop.seconds["bug"] = seconds
+    trusted = planted.tracked & {*tests.pass_to_pass} - {*hidden}
+    return stage.new(
+        InstanceRecord,
+        base_commit=healthy.base_commit,
+        head_commit=planted.head.commit,
+        head_tree=planted.head.tree,
+        layers=(*healthy.layers, layer),
+        env=healthy.env,
+        network=shop.network_use(),
+        **shop.ran_under,
+        found=FoundRow(
+            base_commit=healthy.base_commit,
+            patch=instance.patch,
+            test_patch=planted.test_patch,
+            problem_statement=instance.problem_statement,
+            trusted_files=tuple(sorted(trusted)),
+        ),
+        stage_seconds=shop.seconds,
+        tools=stage.versions(["swe-minisandbox"]),
     )
 
 
@@ -173,6 +276,7 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         url=clone.url,
         clone=clone.key,
         limits=batch.limits,
+        loose=batch.plan.loose,
     )
     seconds = {"checkout": clock.seconds}
     below = (*environment.layers, checkout.layer)
@@ -225,7 +329,7 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         network=use,
         **shop.ran_under,
         reach=batch.plan.network,
-        release=row,
+        found=row,
         stage_seconds=seconds,
         tools=stage.versions(["swe-minisandbox"]),
     )

@@ -157,7 +157,7 @@ def _row(
     clone: CloneRecord,
     results: Path,
 ) -> ManifestRow:
-    row, recipe = complete(instance, record.release), plan.recipe
+    row, recipe = complete(instance, record.found), plan.recipe
     failed_stage, failure = _first_failure(clone, environment, record, validation)
     return ManifestRow(
         schema=MANIFEST_SCHEMA,
@@ -196,6 +196,7 @@ def _row(
         log_parser=recipe.parser,
         grader=recipe.grader,
         test_spec=validation.test_spec,
+        trusted_files=row.trusted_files,
         env=json.dumps(dict(record.env), sort_keys=True),
         limits=json.dumps(dict(plan.limits)),
         nested=recipe.nested,

@@ -471,6 +471,7 @@ def _plan_environments(
     for instance, recipe in planned:
         groups[recipe.name].append((instance, recipe))
     batches: dict[str, dict[str, BatchEntry]] = defaultdict(dict)
+    commits: dict[str, dict[str, BatchEntry]] = defaultdict(dict)
     for name, members in groups.items():
         recipe = members[0][1]
         for instance, other in members:
@@ -493,8 +494,9 @@ def _plan_environments(
             if not instances:
                 continue
             batch = f"{keys.slug(name)}-{chunk // config.batch_size:04d}"
+            healthy = _healthy(name, instances)
             shards[f"environments/{environment.slug}.json"] = environment
-            shards[f"batches/{environment.slug}/{batch}.json"] = BatchPlan(
+            plan = BatchPlan(
                 slug=batch,
                 environment=environment.slug,
                 recipe=recipe,
@@ -509,8 +511,16 @@ def _plan_environments(
                 limits=limits_of(recipe, config).identity(),
                 validate_runs=config.validate_runs,
             )
+            shards[f"batches/{environment.slug}/{batch}.json"] = plan
+            for slug, instance in healthy.items():
+                shards[f"batches/{environment.slug}/{slug}.json"] = replace(
+                    plan, slug=slug, instances=(instance,), loose=True
+                )
+                commits[environment.slug][slug] = BatchEntry((keys.slug(instance.repo),), 1)
             used = sorted({keys.slug(instance.repo) for instance in instances})
-            batches[environment.slug][batch] = BatchEntry(tuple(used), len(instances))
+            batches[environment.slug][batch] = BatchEntry(
+                tuple(used), len(instances), tuple(healthy)
+            )
     entries: dict[str, EnvironmentEntry] = {}
     for slug, members in batches.items():
         environment: EnvironmentPlan = shards[f"environments/{slug}.json"]
@@ -520,8 +530,24 @@ def _plan_environments(
             members,
             repos=(keys.slug(listed.repo),) if listed else (),
             base=base.slug(environment.system_packages),
+            commits=commits[slug],
         )
     return shards, entries
+
+
+def _healthy(recipe: str, instances: Iterable[InstancePlan]) -> dict[str, InstancePlan]:
+    """The healthy commits that bugs are put into, as instances without a bug, by the name of the
+    batch that each is alone.
+    """
+    found: dict[str, InstancePlan] = {}
+    for instance in instances:
+        if instance.bug:
+            commit = instance.base_commit
+            name = f"{keys.slug(recipe)}-at-{commit[:8]}"
+            found[name] = InstancePlan(
+                instance.healthy, instance.dataset, instance.repo, commit, instance.version
+            )
+    return found
 
 
 def _write(folder: Path, shards: Mapping[str, Any]) -> None:

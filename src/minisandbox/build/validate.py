@@ -32,14 +32,18 @@ from minisandbox.build.validation.derive import reported_tests
 from minisandbox.build.validation.trials import Trials, unavailable
 from minisandbox.errors import InvalidInput, MiniSandboxError, StageFailed, keep_facts
 from minisandbox.evaluate.grading import (
-    Grader,
     GraderFailed,
     GraderUnavailable,
     LogGrader,
     Task,
     derive_lists,
 )
-from minisandbox.evaluate.judging import environment_commit, evaluation_of, grader_named
+from minisandbox.evaluate.judging import (
+    environment_commit,
+    evaluation_of,
+    grader_of_recipe,
+    task_of_plan,
+)
 from minisandbox.evaluate.logs import PASSING
 from minisandbox.evaluate.official.pins import PINS
 from minisandbox.records import codec
@@ -75,7 +79,7 @@ class _Batch:
         self.logs = logs
         self.store = Store(Path(plan.store))
         self.node = NodeStore(default_node_root())
-        self.grader = _grader(plan)
+        self.grader = grader_of_recipe(plan.recipe, tools=Path(plan.tools), report=tqdm.write)
         limits = limits_from(plan.limits, where=f"plan of batch {plan.slug}")
         self.profile = Profile(
             network="none",
@@ -103,7 +107,7 @@ class _Batch:
             task
             for instance in self.plan.instances
             if (record := self.built[instance.instance_id]).failure is None
-            and (task := _task(complete(instance, record.release))) is not None
+            and (task := _task(complete(instance, record.found))) is not None
         ]
         try:
             return self.grader.specify(tasks, mirrors=self.mirrors)
@@ -170,17 +174,10 @@ def run(
     )
 
 
-def _grader(plan: BatchPlan) -> Grader:
-    recipe = plan.recipe
-    commands = LogGrader(recipe.parser, recipe.test, recipe.rebuild, recipe.env, recipe.timeout)
-    where = f"recipe {recipe.name}"
-    return grader_named(recipe.grader, where, commands, tools=Path(plan.tools), report=tqdm.write)
-
-
 def _inputs(batch: _Batch, instance: InstancePlan) -> str:
     record, recipe = batch.built[instance.instance_id], batch.plan.recipe
     missing = record.missing_packages
-    row = complete(instance, record.release)
+    row = complete(instance, record.found)
     test: dict[str, object] = {"env": dict(recipe.env), "timeout": recipe.timeout}
     if recipe.grader == "log":
         test |= {"test": recipe.test, "parser": recipe.parser, "rebuild": recipe.rebuild}
@@ -201,6 +198,7 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
             "patches": [row.patch, row.test_patch],
             "lists": [row.fail_to_pass, row.pass_to_pass],
             "date": [row.extra.get("created_at"), recipe.date],
+            **({"trusted": list(row.trusted_files)} if row.trusted_files else {}),
             "test": test,
             "runs": batch.plan.validate_runs,
             # Not the profile's digest: a rule more about system calls is no reason to test again.
@@ -217,24 +215,14 @@ def _task(row: InstancePlan) -> Task | None:
     """What a grader has to know of a row; ``None`` if the row does not say which tests decide."""
     if not row.fail_to_pass or row.pass_to_pass is None:
         return None
-    return Task(
-        instance_id=row.instance_id,
-        repo=row.repo,
-        version=row.version,
-        base_commit=row.base_commit,
-        test_patch=row.test_patch,
-        fail_to_pass=row.fail_to_pass,
-        pass_to_pass=row.pass_to_pass,
-        environment_commit=environment_commit(row.extra),
-        evaluation=evaluation_of(row.extra),
-    )
+    return task_of_plan(row)
 
 
 def _validate(case: _Case) -> ValidationRecord:
     failure = case.record.failure
     if failure is not None:
         raise StageFailed(failure.kind, failure.message, hint=failure.hint)
-    row = complete(case.instance, case.record.release)
+    row = complete(case.instance, case.record.found)
     if not row.patch.strip():
         raise StageFailed("patch", "the row has no gold patch, so it cannot be validated")
     try:

@@ -297,7 +297,9 @@ class Workshop:
                 newer=newer,
             )
         except UnpackableTree as error:
-            raise StageFailed("install" if kind == "instance" else kind, str(error)) from None
+            raise StageFailed(
+                "install" if kind in ("instance", "bug") else kind, str(error)
+            ) from None
         self.seconds["pack"] = round(self.seconds.get("pack", 0.0) + time.monotonic() - start, 3)
         return layer
 

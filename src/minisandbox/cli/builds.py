@@ -70,6 +70,15 @@ def add_commands(commands: Subparsers) -> None:
                 default=[],
                 help="record of a clone stage, for each repository that the job reads",
             )
+        if name == "instances":
+            stage.add_argument(
+                "--commit",
+                type=Path,
+                action="append",
+                default=[],
+                help="record of the instances stage, for each healthy commit that bugs are put "
+                "into",
+            )
         if name in ("environment", "instances"):
             stage.add_argument(
                 "--from-lock",
@@ -202,6 +211,7 @@ def build_stage(arguments: argparse.Namespace) -> int:
                 arguments.clone,
                 record,
                 attempt,
+                commit_paths=arguments.commit,
                 lock_path=arguments.from_lock,
             )
         case _:

@@ -16,6 +16,7 @@ from minisandbox.evaluate.logs import FAILING, PARSERS, PASSING, Statuses
 from minisandbox.evaluate.outages import KILLED, outage
 from minisandbox.evaluate.run_tests import PreparationFailed as PreparationFailed
 from minisandbox.evaluate.run_tests import TestOutput, TestSpec, run_tests
+from minisandbox.evaluate.test_files import test_files
 from minisandbox.runtime import Instance
 
 #: How a run is judged. ``resolved`` and ``unresolved`` are verdicts, and ``patch`` (the patch under
@@ -89,7 +90,9 @@ class Task:
 
     ``environment_commit`` is where requirement files are read (SWE-bench's
     ``environment_setup_commit``), or empty. ``evaluation`` holds the columns of a row that says
-    itself how it is evaluated. ``test_spec`` is what ``Grader.specify`` said of it.
+    itself how it is evaluated. ``trusted_files`` are put back to the recorded tree before the tests
+    run, whatever a patch did to them, as those of ``test_patch`` are. ``test_spec`` is what
+    ``Grader.specify`` said of it.
     """
 
     instance_id: str
@@ -101,7 +104,16 @@ class Task:
     pass_to_pass: tuple[str, ...]
     environment_commit: str = ""
     evaluation: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    trusted_files: tuple[str, ...] = ()
     test_spec: str = ""
+
+
+@dataclass(frozen=True)
+class TestFiles:
+    """Files that hold the tests of each list of a task; whether they exist is another question."""
+
+    fail_to_pass: tuple[str, ...] = ()
+    pass_to_pass: tuple[str, ...] = ()
 
 
 class Grader(Protocol):
@@ -115,6 +127,10 @@ class Grader(Protocol):
     @property
     def identity(self) -> Mapping[str, str]:
         """Versions of all that decides its verdicts."""
+        ...
+
+    def test_files(self, tasks: Sequence[Task]) -> Mapping[str, TestFiles]:
+        """Where the tests of each task are, by instance id; raises ``GraderUnavailable``."""
         ...
 
     def specify(
@@ -170,6 +186,10 @@ class LogGrader:
         """What the log says of each test."""
         return PARSERS[self.parser](log)
 
+    def test_files(self, tasks: Sequence[Task]) -> Mapping[str, TestFiles]:
+        """What the names of the tests say."""
+        return files_by_name(tasks)
+
     def specify(
         self, tasks: Sequence[Task], *, mirrors: Mapping[str, Path]
     ) -> Mapping[str, str | GraderFailed]:
@@ -182,6 +202,7 @@ class LogGrader:
             test_command=self.test_command,
             parser=self.parser,
             test_patch=task.test_patch,
+            trusted_files=task.trusted_files,
             rebuild_command=self.rebuild_command,
             env=self.env,
             timeout=self.timeout,
@@ -203,6 +224,14 @@ class LogGrader:
             pass_to_pass=task.pass_to_pass,
         )
         return without_blame(graded, output, output.log)
+
+
+def files_by_name(tasks: Sequence[Task]) -> Mapping[str, TestFiles]:
+    """What the names of tests say of their files, by instance id."""
+    return {
+        task.instance_id: TestFiles(test_files(task.fail_to_pass), test_files(task.pass_to_pass))
+        for task in tasks
+    }
 
 
 def cut_short(output: TestOutput) -> Grade | None:

@@ -24,6 +24,7 @@ from minisandbox.evaluate.official.tool import OfficialTool
 from minisandbox.evaluate.official.venv import Report, place_of
 from minisandbox.evaluate.run_tests import PreparationFailed, TestOutput
 from minisandbox.records.manifest import ManifestRow, extra_of, variables_of
+from minisandbox.records.plan import InstancePlan, Recipe
 from minisandbox.runtime import Cache
 
 #: What a recipe's ``grader`` can be.
@@ -102,6 +103,13 @@ def grader_of(
     return grader_named(row.grader, row.instance_id, commands, tools=tools, report=report)
 
 
+def grader_of_recipe(recipe: Recipe, *, tools: Path, report: Report | None = None) -> Grader:
+    """The grader that a recipe names; raises ``InvalidInput`` for an unknown one."""
+    commands = LogGrader(recipe.parser, recipe.test, recipe.rebuild, recipe.env, recipe.timeout)
+    where = f"recipe {recipe.name}"
+    return grader_named(recipe.grader, where, commands, tools=tools, report=report)
+
+
 def grader_named(
     name: str,
     where: str,
@@ -134,7 +142,24 @@ def task_of(row: ManifestRow) -> Task:
         fail_to_pass=row.FAIL_TO_PASS,
         pass_to_pass=row.PASS_TO_PASS,
         environment_commit=environment_commit(extra_of(row)),
+        trusted_files=row.trusted_files,
         test_spec=row.test_spec,
+    )
+
+
+def task_of_plan(row: InstancePlan) -> Task:
+    """What a grader has to know of a planned row; lists that it does not have are empty."""
+    return Task(
+        instance_id=row.instance_id,
+        repo=row.repo,
+        version=row.version,
+        base_commit=row.base_commit,
+        test_patch=row.test_patch,
+        fail_to_pass=row.fail_to_pass or (),
+        pass_to_pass=row.pass_to_pass or (),
+        environment_commit=environment_commit(row.extra),
+        evaluation=evaluation_of(row.extra),
+        trusted_files=row.trusted_files,
     )
 
 

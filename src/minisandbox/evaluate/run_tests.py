@@ -44,6 +44,7 @@ class TestSpec:
     test_command: str
     parser: str
     test_patch: str
+    trusted_files: tuple[str, ...] = ()
     rebuild_command: str = ""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     timeout: float = 1800.0
@@ -83,12 +84,7 @@ def run_tests(instance: Instance, spec: TestSpec, *, patch: str, log_path: Path)
         except PatchFailed:
             refuse_full(instance)
             raise
-    if spec.test_patch.strip():
-        try:
-            instance.restore(patched_paths(spec.test_patch))
-        except InvalidInput as error:
-            raise PatchFailed("test patch", error.problem) from None
-        instance.apply_patch(spec.test_patch, name="test patch")
+    put_tests_back(instance, spec.test_patch, spec.trusted_files)
     if spec.rebuild_command:
         rebuilt = instance.run(
             spec.rebuild_command,
@@ -103,6 +99,16 @@ def run_tests(instance: Instance, spec: TestSpec, *, patch: str, log_path: Path)
     return capture(
         instance, spec.test_command, env=spec.env, timeout=spec.timeout, log_path=log_path
     )
+
+
+def put_tests_back(instance: Instance, test_patch: str, trusted_files: Sequence[str]) -> None:
+    """Have the trusted test files in their places, whatever is there; raises ``PatchFailed``."""
+    try:
+        instance.restore((*trusted_files, *patched_paths(test_patch)))
+    except InvalidInput as error:
+        raise PatchFailed("test patch", error.problem) from None
+    if test_patch.strip():
+        instance.apply_patch(test_patch, name="test patch")
 
 
 def capture(

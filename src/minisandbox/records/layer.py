@@ -15,6 +15,7 @@ LayerKind = Literal[
     "service",
     "source",
     "instance",
+    "bug",
     "wheelhouse",
     "checkpoint",
 ]

@@ -136,6 +136,7 @@ class ManifestRow:
     ``env``, ``test_env`` and ``extra`` (columns of the dataset that have no field here) are JSON
     text, because their keys differ from row to row and a column has one type. ``test_spec`` is JSON
     text too: what an official grader needs beside the row to grade without mirror or network.
+    ``trusted_files`` are put back before tests run, whatever a patch did to them.
     ``limits`` (JSON text, by the names of ``sandbox.Limits``), ``nested`` and ``blackhole`` are
     those of the sandboxes that it is validated in, ``validate_runs`` how often its tests ran there
     with the gold patch, and how often without; ``flaky_tests`` came out differently.
@@ -177,6 +178,7 @@ class ManifestRow:
     log_parser: str
     grader: str = "log"
     test_spec: str = ""
+    trusted_files: tuple[str, ...] = ()
     env: str = "{}"
     limits: str = "{}"
     nested: bool = False

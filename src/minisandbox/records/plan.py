@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from minisandbox import keys
+
 PLAN_SCHEMA = 2
 
 #: ``index``: nothing but the index proxy is reachable; ``none``: nothing at all; ``host``: all that
@@ -197,6 +199,10 @@ class ReleasePair:
 class InstancePlan:
     """One task row, normalised: text as in the dataset, test lists as tuples or ``None`` if it has
     none.
+
+    ``bug`` is a patch that puts a bug into the base commit, which then is healthy, and is installed
+    once for all bugs of it; ``patch`` takes it out. ``trusted_files`` are test files that are put
+    back before tests run, whatever a patch did to them; what is built of a row says which.
     """
 
     instance_id: str
@@ -212,6 +218,15 @@ class InstancePlan:
     pass_to_pass: tuple[str, ...] | None = None
     release: ReleasePair | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    bug: str = ""
+    trusted_files: tuple[str, ...] = ()
+
+    @property
+    def healthy(self) -> str:
+        """The id of the healthy commit that a bug is put into: an instance of its own, which is
+        no row.
+        """
+        return f"{keys.slug(self.repo)}.{self.base_commit[:8]}"
 
 
 @dataclass(frozen=True)
@@ -221,7 +236,8 @@ class BatchPlan:
     ``lock`` and ``index_cache`` are as in ``EnvironmentPlan``; ``tools`` holds the tools of the
     pipeline that have environments of their own. ``limits`` are those of each sandbox, whatever the
     recipe leaves open. ``validate_runs`` is how often the tests run with the gold patch, and how
-    often without one.
+    often without one. ``loose`` says that git's objects of a checkout are one file each, so that a
+    layer above can take some away.
     """
 
     slug: str
@@ -237,6 +253,7 @@ class BatchPlan:
     lock: str = ""
     limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
     validate_runs: int = 1
+    loose: bool = False
 
 
 @dataclass(frozen=True)
@@ -250,22 +267,27 @@ class Unplanned:
 
 @dataclass(frozen=True)
 class BatchEntry:
-    """What the workflow must know of a batch: which mirrors it needs."""
+    """What the workflow must know of a batch: which mirrors it needs, and which ``commits`` of its
+    environment have to be installed before.
+    """
 
     repos: tuple[str, ...]
     instances: int
+    commits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class EnvironmentEntry:
     """What the workflow must know of an environment: its interpreter, the mirrors that its
-    requirements are read from, and its batches.
+    requirements are read from, and its batches. ``commits`` are batches too, of one healthy commit
+    each, that bugs of other batches are put into; they are no rows.
     """
 
     python: str
     batches: Mapping[str, BatchEntry]
     repos: tuple[str, ...] = ()
     base: str = ""
+    commits: Mapping[str, BatchEntry] = field(default_factory=dict[str, BatchEntry])
 
 
 @dataclass(frozen=True)

@@ -90,15 +90,16 @@ class Record:
 
 
 @dataclass(frozen=True)
-class ReleaseRow:
-    """What the clone stage found out about a release pair: the fields that other datasets bring
-    along.
+class FoundRow:
+    """What the mirror told of a row that lacks it, of a release pair or a bug: fields that other
+    datasets bring along. ``trusted_files`` are as in ``InstancePlan``.
     """
 
     base_commit: str
     patch: str
     test_patch: str
     problem_statement: str
+    trusted_files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +213,7 @@ class InstanceRecord(SandboxedRecord):
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     missing_packages: tuple[str, ...] = ()
     network: NetworkUse = NetworkUse()
-    release: ReleaseRow | None = None
+    found: FoundRow | None = None
     stage_seconds: Mapping[str, float] = field(default_factory=dict[str, float])
 
 

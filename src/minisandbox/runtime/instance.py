@@ -185,15 +185,7 @@ def start_instance(
     # The layer's content is not trusted. What lies in its ``.git`` (an index or objects that are
     # links) is only ever read inside, after the root has changed; ``.git`` itself is looked up on
     # the host.
-    base = tuple(
-        Bind(
-            source=node.path(layer.digest),
-            beneath="testbed/.git",
-            target=f"{worktree.BASE}/{layer.kind}",
-        )
-        for layer in layers
-        if layer.kind in ("source", "instance")
-    )
+    base = _pristine_git(layers, node)
     sandbox = Sandbox.start(
         stacked.layers,
         base=stacked.base,
@@ -219,6 +211,21 @@ def _serving(instance: Instance) -> Instance:
             instance.close()
             raise
     return instance
+
+
+def _pristine_git(layers: Sequence[LayerRef], node: NodeStore) -> tuple[Bind, ...]:
+    """Binds of the ``.git`` of an instance as it was built."""
+    trees = {
+        layer.kind: node.path(layer.digest)
+        for layer in layers
+        if layer.kind in ("source", "instance", "bug")
+    }
+    way, target = "testbed/.git", f"{worktree.BASE}/"
+    if "bug" not in trees:
+        return tuple(Bind(tree, target + kind, beneath=way) for kind, tree in trees.items())
+    # As one, because its whiteouts keep what the layers below hold of the healthy tree from view.
+    top, *under = reversed(trees.values())
+    return (Bind(top, f"{target}instance", beneath=way, under=tuple(under)),)
 
 
 def _is_not_kept(path: str) -> bool:

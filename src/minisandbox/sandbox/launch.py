@@ -235,13 +235,17 @@ def _spec(
 ) -> dict[str, Any]:
     below = packed or ()
     check_count(len(layers) + len(below))
-    binds = [(*bind, "") for bind in base.host_binds()] if packed is None else []
+    nothing: list[str] = []
+    binds = [(*bind, "", nothing) for bind in base.host_binds()] if packed is None else []
     for bind in profile.binds:
-        if not bind.source.exists():
-            raise InvalidInput(str(bind.source), "cannot be bound, it does not exist")
+        for tree in (bind.source, *bind.under):
+            if not tree.exists():
+                raise InvalidInput(str(tree), "cannot be bound, it does not exist")
         # ``beneath`` is walked by the starter alone, which binds the very descriptor that it
         # reached: a layer may have a link there, and what is looked up twice may change between.
-        binds.append((str(bind.source.resolve()), bind.target, bind.writable, bind.beneath))
+        under = [str(tree.resolve()) for tree in bind.under]
+        source = str(bind.source.resolve())
+        binds.append((source, bind.target, bind.writable, bind.beneath, under))
     place = _directory(scratch)
     try:
         skeleton = base.ensure_skeleton(scratch, profile, idmap, packed=packed is not None)

@@ -40,15 +40,19 @@ class Bind:
     ``source`` is the caller's word: links on the way are followed, and mounts below it come along.
     For a directory in a tree that the caller did not make, such as an unpacked layer, ``source`` is
     the tree and ``beneath`` the way from there, on which no link is followed and no mount is
-    crossed; such a bind is never writable and brings no mount along.
+    crossed; such a bind is never writable and brings no mount along. ``under`` are further trees,
+    top first, whose ``beneath`` shows through it as the layers of a sandbox do, whiteouts included.
     """
 
     source: Path
     target: str
     writable: bool = False
     beneath: str = ""
+    under: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.under and not self.beneath:
+            raise InvalidInput("bind", "only what lies beneath layers can lie under each other")
         if self.beneath and self.writable:
             raise InvalidInput("bind", f"{self.beneath!r} of a layer cannot be writable")
         if not self.target.startswith("/") or ".." in self.target.split("/") or "\0" in self.target:

@@ -147,8 +147,11 @@ def _mount_overlay(spec: dict[str, Any], upper: int, work: int) -> None:
 
 def stage_binds(spec: dict[str, Any]) -> None:
     """Bind each host path of the spec to ``bind-<n>``, with its final attributes."""
-    for number, (source, _, writable, beneath) in enumerate(spec["binds"]):
+    for number, (source, _, writable, beneath, under) in enumerate(spec["binds"]):
         place = f"bind-{number}"
+        if under:
+            _mount_merged(spec, [source, *under], beneath, place)
+            continue
         found = _open_source(source, beneath)
         try:
             if stat.S_ISDIR(os.fstat(found).st_mode):
@@ -163,6 +166,28 @@ def stage_binds(spec: dict[str, Any]) -> None:
             os.close(found)
         attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
         linux.set_mount_attributes(place, attributes | (0 if writable else linux.MOUNT_ATTR_RDONLY))
+
+
+def _mount_merged(spec: dict[str, Any], trees: list[str], beneath: str, place: str) -> None:
+    """Mount at ``place`` what is ``beneath`` each of several layers, the first on top. Without an
+    upper directory an overlay is read-only.
+    """
+    os.mkdir(place, 0o755)
+    staging = os.open(".", _DIRECTORY)
+    found: list[int] = []
+    try:
+        for tree in trees:
+            found.append(_open_source(tree, beneath))  # noqa: PERF401 - those opened must be closed
+        target = os.open(place, _DIRECTORY)
+        found.append(target)
+        os.chdir("/proc/self/fd")
+        options = f"lowerdir={':'.join(map(str, found[:-1]))},index=off"
+        options += ",userxattr" if spec["kind"] != "root" else ",metacopy=off,redirect_dir=off"
+        linux.mount("overlay", str(target), "overlay", _PLAIN | linux.MS_RDONLY, options)
+    finally:
+        os.fchdir(staging)
+        for fd in (*found, staging):
+            os.close(fd)
 
 
 def _open_source(source: str, beneath: str) -> int:

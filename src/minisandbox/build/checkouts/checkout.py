@@ -26,8 +26,8 @@ from minisandbox.store import Store
 
 INDEX = "testbed/.git/index"
 
-#: Exit code of the script when the mirror does not have the commit.
-_NO_COMMIT = 90
+#: Exit codes of the script: the mirror does not have the commit; it has several that begin so.
+_NO_COMMIT, _AMBIGUOUS = 90, 91
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,11 @@ def make_checkout(
     clone: str,
     limits: Limits,
     submodules: Sequence[tuple[Submodule, Path]] = (),
+    loose: bool = False,
 ) -> Checkout:
-    """Check out ``revision`` at ``/testbed`` and pack it; raises ``StageFailed`` of kind
-    ``commit`` or ``limit``. ``submodules`` come with their mirrors.
+    """Check out ``revision`` at ``/testbed`` and pack it, each of git's objects a file of its own
+    if they are to be ``loose``; raises ``StageFailed`` of kind ``commit`` or ``limit``.
+    ``submodules`` come with their mirrors.
     """
     if not mirror.is_dir():
         raise StageFailed(
@@ -81,8 +83,16 @@ def make_checkout(
         [], store=store, network="none", log=log, name=name, binds=binds, limits=limits
     ) as shop:
         result = shop.sandbox.run(
-            ["/bin/bash", "-s", "--", f"{TOOLS}/mirror", revision, depth or ""],
-            stdin=_script("checkout.sh"),
+            [
+                "/bin/bash",
+                "-s",
+                "--",
+                f"{TOOLS}/mirror",
+                revision,
+                depth or "",
+                "loose" if loose else "",
+            ],
+            stdin=script("checkout.sh"),
             timeout=1800,
             merge_stderr=True,
         )
@@ -92,6 +102,12 @@ def make_checkout(
                 f"{url} has no commit {revision}",
                 hint="check the row's 'base_commit'; if it is newer than the mirror, run "
                 f"`minisandbox records drop {clone}` and `snakemake` again",
+            )
+        if result.exit_code == _AMBIGUOUS:
+            raise StageFailed(
+                "commit",
+                f"{url} has several commits that begin with {revision}",
+                hint="give the row its full hash in 'base_commit'",
             )
         if result.limit:
             raise shop.reached_limit(f"checking out {revision} of {url}", result)
@@ -103,7 +119,7 @@ def make_checkout(
         indices = {INDEX}
         if submodules:
             indices |= _add_submodules(shop, [submodule for submodule, _ in submodules], date)
-        _normalise_index(shop, *indices)
+        normalise_index(shop, *indices)
         layer = shop.pack("source", date=int(date), newer=frozenset(indices))
     return Checkout(layer=layer, commit=commit, date=int(date))
 
@@ -114,7 +130,7 @@ def commit_install(shop: Workshop, *, date: int) -> Head:
     """
     result = shop.run(
         ["/bin/bash", "-s", "--", str(date)],
-        stdin=_script("commit.sh"),
+        stdin=script("commit.sh"),
         failure="install",
         what="committing the install",
         purpose="commit",
@@ -122,7 +138,7 @@ def commit_install(shop: Workshop, *, date: int) -> Head:
         quiet=True,
     )
     commit, tree = result.text.split()[-2:]
-    _normalise_index(shop)
+    normalise_index(shop)
     return Head(commit=commit, tree=tree)
 
 
@@ -135,7 +151,7 @@ def _add_submodules(shop: Workshop, submodules: Sequence[Submodule], date: str) 
     ]
     result = shop.sandbox.run(
         ["/bin/bash", "-s", "--", date, *words],
-        stdin=_script("submodules.sh"),
+        stdin=script("submodules.sh"),
         timeout=1800,
         merge_stderr=True,
     )
@@ -150,7 +166,8 @@ def _add_submodules(shop: Workshop, submodules: Sequence[Submodule], date: str) 
     return {f"testbed/{item.path}/.git/index" for item in submodules}
 
 
-def _normalise_index(shop: Workshop, *indices: str) -> None:
+def normalise_index(shop: Workshop, *indices: str) -> None:
+    """Have indices, by default that of the checkout, say nothing of this machine."""
     for index in indices or (INDEX,):
         path = f"/{index}"
         shop.sandbox.write_file(path, gitindex.normalise(shop.sandbox.read_file(path)))
@@ -166,5 +183,6 @@ def scripts_digest() -> str:
     return keys.digest_of([[item.name, item.read_text(encoding="utf-8")] for item in files])
 
 
-def _script(name: str) -> bytes:
+def script(name: str) -> bytes:
+    """One of the scripts that run inside."""
     return (resources.files("minisandbox.build.checkouts") / "scripts" / name).read_bytes()

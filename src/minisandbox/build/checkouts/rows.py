@@ -1,4 +1,4 @@
-"""A planned instance with what only the mirror knows: base commit and patches of a release pair."""
+"""A planned instance with what only the mirror knows, such as the patches of a release pair."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from minisandbox.build.checkouts.releases import split_pair
 from minisandbox.errors import StageFailed
 from minisandbox.records.plan import InstancePlan, Recipe
-from minisandbox.records.stages import CloneRecord, ReleaseRow
+from minisandbox.records.stages import CloneRecord, FoundRow
 
 
-def release_row(instance: InstancePlan, recipe: Recipe, clone: CloneRecord) -> ReleaseRow | None:
+def release_row(instance: InstancePlan, recipe: Recipe, clone: CloneRecord) -> FoundRow | None:
     """The row of a release pair, ``None`` for an instance that brought its own; raises
     ``StageFailed``.
     """
@@ -31,11 +31,11 @@ def release_row(instance: InstancePlan, recipe: Recipe, clone: CloneRecord) -> R
             raise StageFailed(
                 "patch", f"{pair.project} changes no {name} from {pair.before} to {pair.after}"
             )
-    return ReleaseRow(base, patches.patch, patches.test_patch, patches.problem_statement)
+    return FoundRow(base, patches.patch, patches.test_patch, patches.problem_statement)
 
 
-def complete(instance: InstancePlan, row: ReleaseRow | None) -> InstancePlan:
-    """``instance`` with the fields of its release row filled in."""
+def complete(instance: InstancePlan, row: FoundRow | None) -> InstancePlan:
+    """``instance`` with the fields that were found filled in."""
     if row is None:
         return instance
     return replace(
@@ -44,4 +44,5 @@ def complete(instance: InstancePlan, row: ReleaseRow | None) -> InstancePlan:
         patch=row.patch,
         test_patch=row.test_patch,
         problem_statement=row.problem_statement,
+        trusted_files=row.trusted_files,
     )

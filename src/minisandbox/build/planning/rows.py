@@ -52,7 +52,7 @@ def understand(
             data[ours] = data.pop(theirs)
     # In a table each row has the columns of all: those without a value say nothing of its format.
     known = recognise({key: value for key, value in data.items() if not _missing(value)})
-    instance = _instance(known.adapt(data), dataset, where=f"{source}: {place}")
+    instance = known.mean(_instance(known.adapt(data), dataset, where=f"{source}: {place}"))
     refusal = known.refuse(instance)
     foreign = foreign_language(instance)
     if foreign is not None and refusal is not None:

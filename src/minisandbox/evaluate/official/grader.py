@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minisandbox.evaluate.grading import Grade, GraderFailed, Task, without_blame
+from minisandbox.evaluate.grading import (
+    Grade,
+    GraderFailed,
+    Task,
+    TestFiles,
+    files_by_name,
+    without_blame,
+)
 from minisandbox.evaluate.official.script import graded_part, run_script, tests_part, trouble
 from minisandbox.evaluate.official.tool import Answer, OfficialTool
 from minisandbox.evaluate.run_tests import TestOutput
@@ -47,6 +54,9 @@ class OfficialGrader:
             "bridge": pin.bridge_digest,
             "method": str(_METHOD),
         }
+
+    def test_files(self, tasks: Sequence[Task]) -> Mapping[str, TestFiles]:
+        return files_by_name(tasks)
 
     def specify(
         self, tasks: Sequence[Task], *, mirrors: Mapping[str, Path]

@@ -1,10 +1,16 @@
-# checkout.sh MIRROR REVISION DEPTH: make /testbed from one commit of a mirror. Prints its hash and its date.
+# checkout.sh MIRROR REVISION DEPTH LOOSE: make /testbed from one commit of a mirror. Prints its hash and its date.
 set -eu
-mirror=$1 revision=$2 depth=$3
+mirror=$1 revision=$2 depth=$3 loose=$4
 export GIT_CONFIG_GLOBAL=/dev/null GIT_TERMINAL_PROMPT=0 GIT_LFS_SKIP_SMUDGE=1 LC_ALL=C.UTF-8
 trust='-c safe.directory=* -c uploadpack.allowAnySHA1InWant=true -c core.hooksPath=/dev/null'
 
-commit=$(git $trust -C "$mirror" rev-parse --verify --quiet "$revision^{commit}") || exit 90
+if ! commit=$(git $trust -C "$mirror" rev-parse --verify --quiet "$revision^{commit}"); then
+    # A short hash that is that of several.
+    commits=$(git $trust -C "$mirror" rev-parse --disambiguate="$revision" |
+        git $trust -C "$mirror" cat-file --batch-check='%(objecttype)' | grep -c '^commit$' || :)
+    [ "$commits" -lt 2 ] || exit 91
+    exit 90
+fi
 date=$(git $trust -C "$mirror" show -s --format=%ct "$commit")
 [ "$date" -ge 315619200 ] || date=315619200
 
@@ -42,6 +48,13 @@ fi
 
 # One pack, made the same way every time. A full history keeps the deltas of the mirror: redoing them takes minutes.
 git -c pack.threads=1 repack -a -d -q ${depth:+-f}
+if [ -n "$loose" ]; then
+    # One file each, so that a layer above can take away those that nobody may see there.
+    mv .git/objects/pack /tmp/packs
+    for pack in /tmp/packs/*.pack; do git -c core.looseCompression=0 unpack-objects -q < "$pack"; done
+    rm -rf /tmp/packs .git/objects/info/packs
+    mkdir .git/objects/pack
+fi
 git pack-refs --all
 rm -rf .git/FETCH_HEAD .git/ORIG_HEAD .git/logs .git/hooks .git/branches .git/description .git/objects/info/commit-graphs
 find . -path ./.git -prune -o -exec touch -h -d "@$date" {} +

@@ -28,6 +28,11 @@ def as_it_is(row: Values) -> Values:
     return row
 
 
+def as_it_says(instance: InstancePlan) -> InstancePlan:
+    """For formats whose columns mean what SWE-bench's do."""
+    return instance
+
+
 def never(instance: InstancePlan) -> Refusal | None:
     """For formats of which every row can be built, given a recipe."""
     del instance
@@ -39,12 +44,14 @@ class Format:
     """One kind of rows.
 
     ``fits`` tells by the columns whether a row is of it; ``adapt`` gives the row SWE-bench's
-    columns; ``refuse`` says what its instances lack. ``evaluated`` says that its rows bring their
-    own evaluation, in the columns of SWE-bench 5.
+    columns; ``mean`` says what is meant by them where that is another thing than there; ``refuse``
+    says what its instances lack. ``evaluated`` says that its rows bring their own evaluation, in
+    the columns of SWE-bench 5.
     """
 
     name: str
     fits: Callable[[Values], bool]
     adapt: Callable[[Values], Values] = as_it_is
     refuse: Callable[[InstancePlan], Refusal | None] = never
+    mean: Callable[[InstancePlan], InstancePlan] = as_it_says
     evaluated: bool = False

@@ -1,19 +1,25 @@
 """SWE-smith rows, official and made with its tools: ``patch`` puts a bug into a healthy commit.
 
-Their ids say where: ``owner__name.commit.bug``. Official rows have no base commit, their ``repo``
-is a mirror with one branch a bug; the healthy tree is also that of the project at the id's commit.
+Their ids say where: ``owner__name.commit.bug``. Official rows have no base commit, and their
+``repo`` is a mirror with one branch a bug; the healthy tree is that of the project itself at the
+id's commit, so that is where it is taken from.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sized
+from dataclasses import replace
 from typing import Any
 
 from minisandbox.build.planning.formats.format import Format, Refusal, Values
+from minisandbox.evaluate.reversal import reverse
 from minisandbox.records.plan import InstancePlan
 
-_ID = re.compile(r"[A-Za-z0-9._-]+?__[A-Za-z0-9._-]+?\.(?P<commit>[0-9a-f]{8})\..+")
+#: No owner has two underscores in its name.
+_ID = re.compile(
+    r"(?P<owner>[A-Za-z0-9._-]+?)__(?P<name>[A-Za-z0-9._-]+?)\.(?P<commit>[0-9a-f]{8})\..+"
+)
 _HASH = re.compile(r"[0-9a-f]{7,64}")
 
 
@@ -29,9 +35,15 @@ def _adapt(row: Values) -> Values:
     if not _holds_something(adapted.get("FAIL_TO_PASS")):
         adapted["FAIL_TO_PASS"] = broken
     named = _ID.fullmatch(str(row["instance_id"]))
-    # Rows that were made with the tools name a branch of the mirror, or nothing.
-    if named and not _HASH.fullmatch(str(adapted.get("base_commit"))):
+    assert named is not None
+    adapted["repo"] = f"{named['owner']}/{named['name']}"
+    # Rows made with the tools name a branch of the mirror, or nothing; those made of pull requests
+    # a commit of that.
+    commit = str(adapted.get("base_commit"))
+    if not (_HASH.fullmatch(commit) and commit.startswith(named["commit"])):
         adapted["base_commit"] = named["commit"]
+    # What the official package specifies is of one commit.
+    adapted["version"] = named["commit"]
     return adapted
 
 
@@ -42,14 +54,22 @@ def _holds_something(value: Any) -> bool:
     return isinstance(value, Sized) and len(value) > 0
 
 
-def _refuse(instance: InstancePlan) -> Refusal:
-    message = (
-        "it is a SWE-smith row, whose patch puts the bug in instead of taking it out: such rows "
-        "are not built yet"
-    )
-    if not instance.fail_to_pass:
-        message += ", and this one names no test that the bug breaks"
-    return Refusal("format", message, final=True)
+def _mean(instance: InstancePlan) -> InstancePlan:
+    try:
+        return replace(instance, bug=instance.patch, patch=reverse(instance.patch))
+    except ValueError:
+        return instance
 
 
-FORMAT = Format("swe-smith", _fits, _adapt, _refuse)
+def _refuse(instance: InstancePlan) -> Refusal | None:
+    if instance.bug:
+        return None
+    try:
+        reverse(instance.patch)
+    except ValueError as error:
+        reason = str(error) if instance.patch else "it is empty"
+        return Refusal("patch", f"its patch cannot put a bug in and be taken back: {reason}", True)
+    return None
+
+
+FORMAT = Format("swe-smith", _fits, _adapt, _refuse, _mean)
