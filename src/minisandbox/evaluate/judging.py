@@ -20,6 +20,7 @@ from minisandbox.evaluate.logs import PARSERS
 from minisandbox.evaluate.official.grader import OfficialGrader
 from minisandbox.evaluate.official.pins import PINS
 from minisandbox.evaluate.official.row_grader import COLUMNS, RowGrader
+from minisandbox.evaluate.official.smith_grader import SmithGrader
 from minisandbox.evaluate.official.tool import OfficialTool
 from minisandbox.evaluate.official.venv import Report, place_of
 from minisandbox.evaluate.run_tests import PreparationFailed, TestOutput
@@ -128,6 +129,8 @@ def grader_named(
         raise InvalidInput(where, f"is graded by {name!r}, which is unknown", f"known: {known}")
     tool = OfficialTool(name, tools, report=report)
     kind = OfficialGrader if tool.pin.has_specifications else RowGrader
+    if tool.pin.distribution == "swesmith":
+        kind = SmithGrader
     return kind(tool, env=commands.env, timeout=commands.timeout)
 
 

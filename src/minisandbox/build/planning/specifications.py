@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from minisandbox.records.plan import InstancePlan, Recipe, RequirementFile
 
 #: Which export is whose, in the folder of the exports: ``instance_id<tab>file``.
 INSTANCES_FILE = "instances.tsv"
+#: Exports without such a file are those of healthy commits, which have this in their names.
+_OF_A_COMMIT = re.compile(r"(?:sweenv_)?(?P<commit>.+__.+\.[0-9a-f]{8})")
 
 #: What an entry's ``packages`` says where a file of the repository lists them.
 _FILES = ("requirements.txt", "environment.yml")
@@ -55,7 +58,7 @@ def specified_recipes(
         # The package specifies projects in other languages too, with entries that name no Python.
         if specification is None or "python" not in specification.entry:
             continue
-        export = exports.get(instance.instance_id)
+        export = exports.get(export_name(instance))
         reads_file = export is None and specification.entry.get("packages") in _FILES
         commit = environment_commit(instance) if reads_file else ""
         groups[_Source(instance.repo, instance.version, commit, export)].append(instance)
@@ -78,21 +81,36 @@ def export_files(dataset: DatasetConfig, dataset_path: Path) -> list[Path]:
     if not dataset.pinned_environments:
         return []
     folder = dataset_path.parent / dataset.pinned_environments
-    if not (folder / INSTANCES_FILE).is_file():
+    exports = sorted(folder.glob("*.yml"))
+    listing = folder / INSTANCES_FILE
+    if listing.is_file():
+        return [listing, *exports]
+    if not any(_OF_A_COMMIT.fullmatch(path.stem) for path in exports):
         raise InvalidInput(
             f"{dataset_path}: key 'pinned_environments'",
-            f"{folder} has no {INSTANCES_FILE}",
-            "it lists instance_id and file, with tabs between",
+            f"{folder} has no {INSTANCES_FILE}, and no export is named after a commit",
+            "the file lists instance_id and file, with tabs between; exports for all bugs of a "
+            "commit are called owner__name.<8 digits of it>.yml",
         )
-    return [folder / INSTANCES_FILE, *sorted(folder.glob("*.yml"))]
+    return exports
+
+
+def export_name(instance: InstancePlan) -> str:
+    """By what the export of an instance is found."""
+    return instance.healthy if instance.bug else instance.instance_id
 
 
 def read_exports(dataset: DatasetConfig, dataset_path: Path) -> dict[str, Path]:
-    """The pinned export of each instance that has one; raises ``InvalidInput``."""
+    """The pinned export of each instance that has one, by its id, or for all bugs of a healthy
+    commit, by that of the commit; raises ``InvalidInput``.
+    """
     files = export_files(dataset, dataset_path)
     if not files:
         return {}
     listing = files[0]
+    if listing.name != INSTANCES_FILE:
+        named = ((_OF_A_COMMIT.fullmatch(path.stem), path) for path in files)
+        return {name["commit"]: path for name, path in named if name is not None}
     found: dict[str, Path] = {}
     for number, row in enumerate(csv.reader(io.StringIO(read_text(listing)), delimiter="\t"), 1):
         if number == 1 or not row:

@@ -73,7 +73,7 @@ class OfficialGrader:
             return GraderFailed(self.name, task.instance_id, reason)
         # The patch's own lines may end as they like: git compares them with the file. A script
         # with such line ends looks for tests in files of other names.
-        if "\r" in answer["eval_script"].replace(task.test_patch, ""):
+        if "\r" in answer.get("eval_script", "").replace(task.test_patch, ""):
             reason = "its evaluation script has CRLF line ends; convert the row's patches to LF"
             return GraderFailed(self.name, task.instance_id, reason)
         saved = {"grader": self.name, "version": self.tool.pin.version, **answer}
@@ -102,7 +102,7 @@ class OfficialGrader:
         ]
         answers = iter(self.tool.grade(items))
         return tuple(
-            grade or without_blame(_grade(task, next(answers)), output, tests_part(output))
+            grade or without_blame(grade_of(task, next(answers)), output, tests_part(output))
             for output, grade in zip(outputs, grades, strict=True)
         )
 
@@ -148,7 +148,8 @@ def _row(task: Task) -> dict[str, Any]:
     return row
 
 
-def _grade(task: Task, answer: Answer) -> Grade:
+def grade_of(task: Task, answer: Answer) -> Grade:
+    """The harness's report on a run as a grade of ours."""
     if "error" in answer:
         return Grade("grader", reason=f"the official grader broke on the log: {answer['error']}")
     report = answer["report"]

@@ -54,6 +54,7 @@ PINS: Mapping[str, Pin] = {
     pin.name: pin
     for pin in (
         Pin("swebench-4.1", "swebench", "4.1.0", "swebench-4.1.txt", _BRIDGE),
+        Pin("swesmith-0.0.9", "swesmith", "0.0.9", "swesmith-0.0.9.txt", "swesmith_bridge.py"),
         Pin("swebench-5", "swebench", "5.0.2", "swebench-5.txt", _BRIDGE, has_specifications=False),
     )
 }

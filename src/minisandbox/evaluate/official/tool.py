@@ -128,6 +128,10 @@ class OfficialTool:
         """The harness's report for each ``{test_spec, patch, log}``, or ``error``."""
         return self._ask("grade", items)
 
+    def test_files(self, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
+        """The files of the tests of each list of a row of swesmith's, or ``error``."""
+        return self._ask("test_files", rows)
+
     def row_specs(self, rows: Sequence[Mapping[str, Any]]) -> list[Answer]:
         """The test spec of each row that brings its evaluation, with ``eval_script``, or
         ``error``.
