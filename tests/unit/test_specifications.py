@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,28 @@ def test_two_datasets_that_want_one_recipe_differently_are_told_apart(tmp_path: 
     config = parse_config({"datasets": names, "recipes": str(tmp_path / "recipes")}, where="config")
     with pytest.raises(InvalidInput, match="its recipe o__r-1 differs from that of o__r-0"):
         make_plan(config, base=HostBase({}), digest="d", where="config")
+
+
+class TestBugs:
+    """Exports of healthy commits, found by their names."""
+
+    def bug(self, number: int) -> InstancePlan:
+        return replace(row(number, version="1"), base_commit="0123456789abcdef", bug="x", patch="y")
+
+    @pytest.mark.parametrize("name", ["o__r.01234567.yml", "sweenv_o__r.01234567.yml"])
+    def test_one_is_for_all_bugs_of_its_commit(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / "exports").mkdir()
+        (tmp_path / "exports" / name).write_text(EXPORT)
+        (tmp_path / "exports" / "other__r.01234567.yml").write_text("not read")
+        found = recipes(self.bug(1), self.bug(2), folder=tmp_path, pinned_environments="exports")
+        assert found["o__r-1"] == found["o__r-2"]
+        assert (found["o__r-1"].packages, found["o__r-1"].complete) == (
+            ("pip==24.2", "six==1.15.0"),
+            True,
+        )
+
+    def test_a_folder_of_other_files_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "exports").mkdir()
+        (tmp_path / "exports/environment.yml").write_text(EXPORT)
+        with pytest.raises(InvalidInput, match="no export is named after a commit"):
+            recipes(self.bug(1), folder=tmp_path, pinned_environments="exports")

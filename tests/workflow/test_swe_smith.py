@@ -160,6 +160,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         "derived__1": {"patch": WRONG_TIMES},
         "nothing__1": {"patch": WRONG_ADD.replace("one - two", "one + two "), **ADD},
         "misfit__1": {"patch": WRONG_ADD.replace("one + two", "one"), **ADD},
+        "short__1": {"patch": WRONG_ADD, **ADD, "instance_id": "team__calc.00000000.short__1"},
         "test__1": {
             "patch": WRONG_ADD
             + WRONG_ADD.replace("calc/add.py", "tests/test_add.py").replace(
@@ -186,6 +187,9 @@ def test_gold_resolves_and_nothing_does_not(built: Built) -> None:
         "tests/test_times.py::test_one"
     }
     assert states["nothing__1"].reason_kind == "empty-resolved"
+    short = states["short__1"]
+    assert (short.reason_kind, short.failed_stage) == ("commit", "instances")
+    assert "has no commit 00000000" in short.reason
     for name in ("misfit__1", "test__1"):
         assert (states[name].reason_kind, states[name].failed_stage) == ("patch", "instances")
     assert "tests/test_add.py" in states["test__1"].reason
