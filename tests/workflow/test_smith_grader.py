@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from minisandbox.evaluate.grading import GraderFailed, Task, TestFiles
+from minisandbox.evaluate import grading, run_tests
+from minisandbox.evaluate.grading import GraderFailed, Task
 from minisandbox.evaluate.official.smith_grader import SmithGrader
 from minisandbox.evaluate.official.tool import OfficialTool
-from minisandbox.evaluate.run_tests import TestOutput
 
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(600)]
 
@@ -31,13 +31,13 @@ def tool() -> OfficialTool:
     return OfficialTool("swesmith-0.0.9")
 
 
-def log(text: str) -> TestOutput:
+def log(text: str) -> run_tests.TestOutput:
     """What the evaluation script prints, with ``text`` as the output of the tests."""
     traced = (
         "+n cd /testbed\n+n : '>>>>> Start Test Output'\n+n pytest\n"
         f"{text}\n+n : '>>>>> End Test Output'\n+n echo 'the tests have ended'\n"
     )
-    return TestOutput(traced, 0, timed_out=False, truncated=False, seconds=1.0, nonce="n")
+    return run_tests.TestOutput(traced, 0, timed_out=False, truncated=False, seconds=1.0, nonce="n")
 
 
 def test_a_profile_is_a_specification(tool: OfficialTool) -> None:
@@ -86,9 +86,11 @@ def test_profiles_say_where_tests_are(tool: OfficialTool) -> None:
     unknown = replace(TASK, instance_id="u", repo="no/thing")
     found = SmithGrader(tool).test_files([TASK, slugify, unknown])
     assert found == {
-        TASK.instance_id: TestFiles(("tests/a_test.py",), ("tests/a_test.py", "tests/b_test.py")),
-        "s": TestFiles(("test.py",), ("test.py",)),
-        "u": TestFiles(),
+        TASK.instance_id: grading.TestFiles(
+            ("tests/a_test.py",), ("tests/a_test.py", "tests/b_test.py")
+        ),
+        "s": grading.TestFiles(("test.py",), ("test.py",)),
+        "u": grading.TestFiles(),
     }
     failed = SmithGrader(tool).specify([unknown], mirrors={})["u"]
     assert isinstance(failed, GraderFailed)
