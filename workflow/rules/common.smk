@@ -81,13 +81,17 @@ def entry_of(wildcards):
 
 def clones_of_batch(wildcards):
     """The clone records of the repositories that the instances of a batch come from."""
-    return [f"<results>/sources/{repo}/clone.json" for repo in entry_of(wildcards).repos]
+    return [
+        f"<results>/sources/{repo}/clone.json" for repo in entry_of(wildcards).repos
+    ]
 
 
 def commits_of_batch(wildcards):
     """The records of the healthy commits that the bugs of a batch are put into."""
     folder = f"<results>/environments/{wildcards.env}/batches"
-    return [f"{folder}/{commit}/instances.json" for commit in entry_of(wildcards).commits]
+    return [
+        f"{folder}/{commit}/instances.json" for commit in entry_of(wildcards).commits
+    ]
 
 
 def all_validations(wildcards):
