@@ -7,6 +7,8 @@ set -eu
 date=$1
 cd /testbed
 export GIT_CONFIG_GLOBAL=/dev/null LC_ALL=C.UTF-8 GIT_LITERAL_PATHSPECS=1
+# An object holds what a file holds that lies in the layer as well: equal bytes are packed once.
+export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=core.looseCompression GIT_CONFIG_VALUE_0=0
 export GIT_AUTHOR_NAME=minisandbox GIT_AUTHOR_EMAIL=minisandbox@localhost GIT_AUTHOR_DATE="@$date +0000"
 export GIT_COMMITTER_NAME=minisandbox GIT_COMMITTER_EMAIL=minisandbox@localhost GIT_COMMITTER_DATE="@$date +0000"
 
