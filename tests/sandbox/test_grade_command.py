@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     layers = tuple(
         store.add(kind, trees / kind, date=DATE, idmap=idmap) for kind in ("source", "instance")
     )
-    texts: dict[str, Any] = dict.fromkeys(ManifestRow.__dataclass_fields__, "")
+    needed = (item.name for item in fields(ManifestRow) if item.default is MISSING)
+    texts: dict[str, Any] = dict.fromkeys(needed, "")
     row = ManifestRow(
         **texts
         | {
