@@ -9,6 +9,7 @@ import json
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from minisandbox.build.planning.config import parse_config
 from minisandbox.errors import InvalidInput, StageFailed
 from minisandbox.records import codec
 from minisandbox.records.plan import BasePlan, DebianPackage
-from minisandbox.records.stages import BaseRecord
+from minisandbox.records.stages import BaseRecord, Failure
 
 ROOT = Path(__file__).parents[2]
 BASES = ROOT / "envs/bases"
@@ -153,6 +154,16 @@ class TestWhatABaseIs:
         assert "minisandbox base lock x" in failure.hint
 
 
+@pytest.mark.parametrize(("kind", "told"), [("index", "index"), ("base", "base"), ("x", "base")])
+def test_what_stands_on_a_failed_base_says_whose_fault_it_was(kind: str, told: str) -> None:
+    failed = replace(stage.new(BaseRecord), status="failed", failure=Failure(kind, "no", "do"))
+    with pytest.raises(StageFailed, match="no") as raised:
+        stage.refuse_failed_base(failed)
+    assert (raised.value.kind, raised.value.hint) == (told, "do")
+    assert stage.base_inputs(failed) != stage.base_inputs(replace(failed, failure=None))
+    assert stage.base_inputs(None) == {}
+
+
 def plan_of(
     listed: Sequence[DebianPackage],
     *,
@@ -225,6 +236,18 @@ class TestFetching:
         assert raised.value.kind == "index"
         assert not raised.value.transient
         assert not list((tmp_path / "downloads").rglob("*.deb"))
+
+    def test_no_more_is_taken_than_was_promised(
+        self, served: tuple[str, Path, list[str]], tmp_path: Path
+    ) -> None:
+        address, folder, _ = served
+        (folder / "debian/pool").mkdir(parents=True)
+        (folder / "debian/pool/a_1.0_all.deb").write_bytes(b"x" * 1000)
+        plan = plan_of(
+            [package("a", b"good")], mirrors=[address + "/{archive}/{path}"], folder=tmp_path
+        )
+        with pytest.raises(StageFailed, match="serves more than 4 bytes"):
+            packages.fetch(plan)
 
     def test_every_mirror_is_named_that_failed(self, tmp_path: Path) -> None:
         mirrors = ["http://127.0.0.1:1/{path}", "http://localhost:1/{path}"]

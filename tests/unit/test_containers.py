@@ -252,6 +252,24 @@ class TestTaskRepository:
         (task / "test_assets/key").symlink_to("/etc/passwd")
         assert "test_assets/key: is no regular file" in refusal(repository.folder)
 
+    @pytest.mark.parametrize("name", ["", "hints.md", "gold.patch", "tests.json", "test_assets"])
+    def test_a_link_out_of_the_repository_is_not_read(
+        self, repository: Repository, tmp_path: Path, name: str
+    ) -> None:
+        task = repository.task("owner__name-1")
+        place = task / name if name else task
+        secret = tmp_path / "secret"
+        if name == "test_assets":
+            secret.mkdir()
+            (secret / "key").write_text("secret")
+        elif name:
+            place.unlink(missing_ok=True)
+            secret.write_text("{}")
+        else:
+            task.rename(secret)
+        place.symlink_to(secret)
+        assert f"{name or 'the folder'}: is a link" in refusal(repository.folder)
+
     def test_files_for_the_tests_have_a_limit(
         self, repository: Repository, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -76,16 +76,14 @@ def run(
     inputs = keys.digest_of(
         {
             "identity": dict(plan.identity),
-            "below": [layer.digest for layer in below],
-            "failure": above.failure.message if above is not None and above.failure else "",
+            "above": stage.base_inputs(above),
             "unknown": list(plan.unknown),
         }
     )
 
     def work() -> BaseRecord:
         log.unlink(missing_ok=True)
-        if above is not None and above.failure is not None:
-            raise StageFailed("base", above.failure.message, hint=above.failure.hint)
+        stage.refuse_failed_base(above)
         if plan.unknown:
             raise StageFailed(
                 "base",

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
@@ -92,7 +91,7 @@ def run(
             "method": _METHOD,
             "key": plan.key,
             "interpreter": interpreter.layer.digest if interpreter.layer else None,
-            **_base_inputs(base),
+            **stage.base_inputs(base),
             "shim": _shim_digest(),
             "lock": lock.digest if lock else str(no_lock or ""),
             "clones": [
@@ -104,8 +103,7 @@ def run(
 
     def work() -> EnvironmentRecord:
         log.unlink(missing_ok=True)
-        if base is not None and base.failure is not None:
-            raise StageFailed("base", base.failure.message, hint=base.failure.hint)
+        stage.refuse_failed_base(base)
         if interpreter.failure is not None:
             raise StageFailed(
                 "interpreter", interpreter.failure.message, hint=interpreter.failure.hint
@@ -164,13 +162,6 @@ def _lock_of(
         return locks.environment_lock(path or Path(plan.lock), plan), None
     except StageFailed as error:
         return None, error
-
-
-def _base_inputs(base: BaseRecord | None) -> dict[str, Any]:
-    if base is None:
-        return {}
-    failure = base.failure.message if base.failure else ""
-    return {"base": [[layer.digest for layer in base.layers], failure]}
 
 
 def _check_base(plan: EnvironmentPlan, base: BaseRecord | None) -> tuple[LayerRef, ...]:

@@ -67,13 +67,12 @@ def run(
     script = Path(relocate.__file__).read_text(encoding="utf-8")
     inputs = keys.digest_of(
         {"python": plan.python, "places": list(plan.places), "copied_by": script}
-        | ({"base": [layer.digest for layer in below]} if base is not None else {})
+        | stage.base_inputs(base)
     )
 
     def work() -> InterpreterRecord:
         log.unlink(missing_ok=True)
-        if base is not None and base.failure is not None:
-            raise StageFailed("base", base.failure.message, hint=base.failure.hint)
+        stage.refuse_failed_base(base)
         return _pack(_find(plan), plan, below, store, log)
 
     return stage.run_stage(

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -55,21 +56,11 @@ from minisandbox.sandbox.limits.declared import loosest
 
 #: Files up to this many bytes are digested by content, larger ones by size and modification time.
 _DIGEST_CONTENT_UP_TO = 256 * 2**20
-#: Modules of ``planning`` whose text is a part of the plan's digest.
-_DECIDING = (
-    "containers",
-    "debian",
-    "dockerfile",
-    "install_config",
-    "recipes",
-    "resolving",
-    "row_recipes",
-    "rows",
-    "shelltext",
-    "sourced",
-    "specifications",
-    "task_repository",
-)
+#: What of this package decides how rows are read, which recipes they get, and keys of environments.
+_DECIDING = {
+    "minisandbox.build": ("planning", "services", "bases"),
+    "minisandbox.evaluate": ("patches.py", "reversal.py", "official"),
+}
 
 
 def ensure_plan(
@@ -135,16 +126,25 @@ def _code_digest() -> str:
     """What of this package decides how rows are read, and recipes that nobody wrote: pins and
     tables change with it.
     """
-    package = resources.files("minisandbox.build.planning")
-    parts = [package / f"{name}.py" for name in _DECIDING]
-    for name in ("conda", "formats"):
-        parts += sorted((package / name).iterdir(), key=str)
+    parts = [
+        part
+        for package, names in _DECIDING.items()
+        for name in names
+        for part in _files_below(resources.files(package) / name)
+    ]
     return keys.digest_of(
         {
             "pins": {name: pin.digest for name, pin in PINS.items()},
-            "conversion": [part.read_text(encoding="utf-8") for part in parts if part.is_file()],
+            "code": [hashlib.sha256(part.read_bytes()).hexdigest() for part in parts],
         }
     )
+
+
+def _files_below(part: Traversable) -> list[Traversable]:
+    if part.is_file():
+        return [part]
+    inside = sorted(part.iterdir(), key=lambda item: item.name)
+    return [file for item in inside if item.name != "__pycache__" for file in _files_below(item)]
 
 
 def _file_digest(path: Path) -> str:

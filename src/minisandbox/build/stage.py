@@ -36,7 +36,14 @@ from minisandbox.errors import (
 )
 from minisandbox.records import codec
 from minisandbox.records.layer import LayerRef
-from minisandbox.records.stages import RECORD_SCHEMA, Failure, NetworkUse, Record
+from minisandbox.records.stages import (
+    INFRASTRUCTURE,
+    RECORD_SCHEMA,
+    BaseRecord,
+    Failure,
+    NetworkUse,
+    Record,
+)
 from minisandbox.store import Store, StoreUnusable
 
 R = TypeVar("R", bound=Record)
@@ -106,6 +113,21 @@ def failure_of(error: BaseException, log: Path) -> Failure:
     hint = "; ".join(filter(None, (hint, missing)))
     lines = error.lines if isinstance(error, StageFailed) else ""
     return Failure(kind=kind, message=message, hint=hint, log_tail=lines or tail(log))
+
+
+def base_inputs(base: BaseRecord | None) -> dict[str, Any]:
+    """What of the record of a packed base decides what is built on it."""
+    if base is None:
+        return {}
+    failure = base.failure.message if base.failure else ""
+    return {"base": [[layer.digest for layer in base.layers], failure]}
+
+
+def refuse_failed_base(base: BaseRecord | None) -> None:
+    """Pass a failure of the base on; one of this machine or its network stays one of these."""
+    if base is not None and (failure := base.failure) is not None:
+        kind = failure.kind if failure.kind in INFRASTRUCTURE else "base"
+        raise StageFailed(kind, failure.message, hint=failure.hint)
 
 
 def tail(log: Path, lines: int = _TAIL_LINES) -> str:

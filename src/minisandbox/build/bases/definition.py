@@ -11,6 +11,7 @@ import json
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from minisandbox.errors import InvalidInput
 from minisandbox.records import codec
 from minisandbox.records.plan import DebianPackage
 
-#: Version of how packages become a base; a change of what comes out makes every record anew.
+#: Version of how packages become a base, the script apart; a change of what comes out makes every
+#: record anew.
 METHOD = 1
 
 #: What Debian calls the architectures that sandboxes run on.
@@ -171,4 +173,12 @@ class PackedBase:
     def digest(self, names: Collection[str], unknown: Sequence[str] = ()) -> str:
         """A digest of these packages and how they become layers."""
         listed = [[name, self.packages[name].sha256] for name in sorted(names)]
-        return keys.digest_of({"method": METHOD, "packages": listed, "unknown": list(unknown)})
+        script = (resources.files("minisandbox.build.bases") / "configure.sh").read_text("utf-8")
+        return keys.digest_of(
+            {
+                "method": METHOD,
+                "script": script,
+                "packages": listed,
+                "unknown": list(unknown),
+            }
+        )

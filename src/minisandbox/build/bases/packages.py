@@ -61,8 +61,12 @@ def _fetch(package: DebianPackage, plan: BasePlan) -> Path:
                 requests.get(address, stream=True, timeout=_TIMEOUT) as answer,
             ):
                 answer.raise_for_status()
+                left = package.size
                 with temporary.open("wb") as out:
                     for piece in answer.iter_content(_PIECE):
+                        left -= len(piece)
+                        if left < 0:
+                            raise _Other(f"{server} serves more than {package.size} bytes")
                         out.write(piece)
                 if (found := _sha256(temporary)) != package.sha256:
                     raise _Other(f"{server} serves another file (sha256 {found[:16]}…)")

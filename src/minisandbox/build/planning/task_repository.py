@@ -61,6 +61,10 @@ def read_tasks(folder: Path, split: str) -> Iterator[tuple[str, Mapping[str, Any
 
 
 def _read_task(task: Path, *, where: str) -> Mapping[str, Any]:
+    # The repository is somebody's: what its links lead to on this machine is not of it.
+    for name in ("", "task.yaml", _TESTS, _ASSETS, *(name for name, _ in _FILES.values())):
+        if (task / name).is_symlink():
+            raise InvalidInput(f"{where}: {name or 'the folder'}", "is a link")
     data = read_yaml(task / "task.yaml")
     if not isinstance(data, dict):
         raise InvalidInput(f"{where}: task.yaml", "is not a mapping")
