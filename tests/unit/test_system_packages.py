@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,3 +108,13 @@ def test_a_failure_names_what_was_missing(tmp_path: Path) -> None:
     assert failure.hint == (
         "see 'install'; this machine lacks what the recipe asks for: `apt-get install texlive`"
     )
+
+
+def test_a_lock_without_a_service_is_none_for_an_environment_with_it() -> None:
+    config = parse_config({"datasets": ["d.yaml"]}, where="config")
+    plain = Recipe(name="r", repo="o/r", python="3.11", test="t")
+    base = HostBase(HOST)
+    one = environment_plan(plain, base, config)
+    other = environment_plan(replace(plain, services=("httpbin",)), base, config)
+    assert one.lock_key != other.lock_key
+    assert one.key != other.key

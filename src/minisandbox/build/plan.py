@@ -394,6 +394,8 @@ def environment_plan(recipe: Recipe, base: Base, config: Config) -> EnvironmentP
         "pre_install": list(recipe.pre_install),
         "env": dict(recipe.env) if recipe.pre_install else {},
     }
+    if recipe.services:  # their files come from the index too
+        asked["services"] = [service(name).digest for name in sorted(set(recipe.services))]
     content: dict[str, Any] = {
         **asked,
         "schema": PLAN_SCHEMA,
@@ -401,8 +403,6 @@ def environment_plan(recipe: Recipe, base: Base, config: Config) -> EnvironmentP
         "base": dict(base.identity(recipe.system_packages)),
         "network": config.network,
     }
-    if recipe.services:
-        content["services"] = [service(name).digest for name in sorted(set(recipe.services))]
     if recipe.system_packages:
         content["system_packages"] = sorted(set(recipe.system_packages))
     key = keys.digest_of(content)
