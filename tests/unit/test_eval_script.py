@@ -7,6 +7,7 @@ import re
 import pytest
 
 from minisandbox.evaluate.official.eval_script import (
+    APPLY,
     EvalScript,
     NotUnderstood,
     read_eval_script,
@@ -115,3 +116,20 @@ def test_the_command_of_a_repository_names_no_file_of_a_row(
 def test_lines_of_a_patch_may_end_as_they_like() -> None:
     patch = PATCH.replace("x = 1\n", "x = 1\r\n")
     assert read_eval_script(SCRIPT.replace(PATCH, patch)).patches == (patch + "\n",)
+
+
+def test_a_command_over_several_lines_is_one() -> None:
+    text = SCRIPT.replace("install -e .[dev]", "\\\n    install \\\n    -e .[dev]")
+    text = text.replace("pytest -rA tests", "pytest \\\n  -rA \\\n  tests")
+    script = read_eval_script(text)
+    assert script.text == text
+    assert script.installs[0] == "python -m pip install -e .[dev]"
+    assert script.tests == ("pytest -rA tests/test_a.py",)
+    assert command_of(script, PATCH) == "pytest -rA"
+
+
+@pytest.mark.parametrize("command", ["git apply -", "git apply --whitespace=nowarn -p1 -"])
+def test_however_git_applies_it_the_patch_is_seen_and_so_is_its_trace(command: str) -> None:
+    script = read_eval_script(SCRIPT.replace("git apply -v -", command))
+    assert script.patches == (PATCH + "\n",)
+    assert re.fullmatch(APPLY, command)

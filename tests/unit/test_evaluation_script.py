@@ -93,6 +93,15 @@ def output(**parts: str) -> run_tests.TestOutput:
                 "running install\nFinished processing dependencies for matplotlib==3.0\n"
             ),
         ),
+        (
+            "pip install -e .\npip install pytest",
+            (
+                "+ pip install -e .\nObtaining file:///testbed\nSuccessfully installed x-1\n"
+                "+ pip install pytest\nRequirement already satisfied: pytest in /opt (8.0)\n"
+                "Requirement already satisfied: iniconfig in /opt (from pytest) (2.0)\n"
+                "WARNING: Running pip as the 'root' user can break permissions\n"
+            ),
+        ),
         ("true", "+ true\n"),
         ("", ""),
     ],
@@ -107,6 +116,24 @@ def test_an_install_that_worked_is_no_trouble(install: str, said: str) -> None:
         (PIP, "+ python -m pip install -e .\nERROR: No matching distribution\n", "No matching"),
         (PIP, "+ python -m pip install -e .\n", "does not say that it worked"),
         (PIP, "/eval.sh: line 12: python: command not found\n", "no trace of"),
+        (
+            "pip install a b",
+            "+ pip install a b\nRequirement already satisfied: a in /opt (1)\nCollecting b\n",
+            "Collecting b",
+        ),
+        (
+            "pip install a b",
+            "+ pip install a b\nRequirement already satisfied: a in /opt (1)\nERROR: no b\n",
+            "ERROR: no b",
+        ),
+        (
+            "pip install a b",
+            (
+                "+ pip install a b\nRequirement already satisfied: a in /opt (1)\n"
+                "/eval.sh: line 9: 12 Killed                  pip install a b\n"
+            ),
+            "12 Killed",
+        ),
         (
             PIP,
             (

@@ -19,7 +19,10 @@ _MARKER = re.compile(rf"\s*(?::|echo) +(?P<quote>['\"]?)(?P<word>{START}|{END})(
 _HEREDOC = re.compile(r"<<-?\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)")
 _ACTIVATE = re.compile(r"conda activate \S+")
 _INSTALL = re.compile(r"\bpip3? (?:\S+ )*install\b|\bsetup\.py (?:\S+ )*(?:install|develop)\b")
-_APPLY = re.compile(r"git apply\b.*-\s*<<")
+#: `git apply` of what it is handed, as written and as the shell traces it.
+APPLY = r"git apply(?: +\S+)* +-"
+_APPLY = re.compile(rf"{APPLY}\s*<<")
+_CONTINUED = re.compile(r"(?<!\\)(?:\\\\)*\\$")
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ def read_eval_script(text: str) -> EvalScript:
     patches: list[str] = []
     current = ""
     heredoc: tuple[str, list[str], bool] | None = None
+    begun = ""  # a command that goes on in the next line
     for line in text.split("\n"):
         if heredoc is not None:
             lines.append(line)
@@ -69,11 +73,16 @@ def read_eval_script(text: str) -> EvalScript:
         if line.endswith("\r"):
             # Bash takes it for a part of the last word. Lines of a patch end as the file's do.
             raise NotUnderstood("has CRLF line ends; convert it, but for patches in it, to LF")
-        if (marker := _MARKER.fullmatch(line)) is not None:
+        if not begun and (marker := _MARKER.fullmatch(line)) is not None:
             current = _next(current, marker["word"])
             lines.append(f": '{current}'")
             continue
         lines.append(line)
+        if _CONTINUED.search(line) and not (begun or line).lstrip().startswith("#"):
+            begun += line[:-1]
+            continue
+        if begun:
+            line, begun = re.sub(r"[ \t]+", " ", begun + line), ""
         if (opened := _HEREDOC.search(line)) is not None and "<<<" not in line:
             heredoc = (opened["end"], [], _APPLY.match(line.strip()) is not None)
         if line.strip() and not line.lstrip().startswith("#"):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from minisandbox.errors import InvalidInput, PatchFailed
 from minisandbox.evaluate.grading import Grade, cut_short
-from minisandbox.evaluate.official.eval_script import END, START
+from minisandbox.evaluate.official.eval_script import APPLY, END, START
 from minisandbox.evaluate.patches import patched_paths
 from minisandbox.evaluate.run_tests import (
     PreparationFailed,
@@ -29,7 +29,6 @@ from minisandbox.runtime import Instance
 #: The script's own commands as `set -x` tells of them.
 _START_TRACE, _END_TRACE = f": '{START}'", f": '{END}'"
 _ACTIVATE = "conda activate testbed"
-_APPLY_TRACE = "git apply (?:-v|--verbose) (?:--reject )?-"
 #: The last one; scripts that have no file to restore say so instead.
 _RESTORE = "(?:git checkout|echo) .*"
 #: How release 5 records what the test command ended with.
@@ -48,10 +47,18 @@ _BARE_CHECKOUT = re.compile(r"^git checkout ([0-9a-f]{40}) *$", re.MULTILINE)
 _REFUSED = re.compile(r"^error: .*$", re.MULTILINE)
 _ELSEWHERE = re.compile(r"^error: (?:invalid path|.* beyond a symbolic link)", re.MULTILINE)
 _PATHSPEC = re.compile(r"error: pathspec '(.*)' did not match any file\(s\) known to git")
-_KILLED = re.compile(r"^/eval\.sh: line \d+: +\d+ (?:Killed|Terminated|Hangup|Quit)\b")
+_KILLED = re.compile(
+    r"^/eval\.sh: line \d+: +\d+ (?:Killed|Terminated|Hangup|Quit)\b", re.MULTILINE
+)
 _PIP = re.compile(r"\bpip3? (?:\S+ )*install\b")
 _SETUP = re.compile(r"\bsetup\.py (?:\S+ )*(?:install|develop)\b")
 _PIP_DONE = re.compile(r"^ *Successfully installed \S", re.MULTILINE)
+_PIP_HAD = re.compile(r"^ *Requirement already satisfied: \S", re.MULTILINE)
+#: What pip says of a requirement that it sets out to install.
+_PIP_BEGAN = re.compile(
+    r"^ *(?:Obtaining|Collecting|Processing|Downloading|Building|Preparing|Installing)\b",
+    re.MULTILINE,
+)
 #: Told to be quiet, pip says nothing of what worked.
 _QUIET = re.compile(r" (?:-q+|--quiet)(?= |$)")
 _ERROR = re.compile(r"^ *(?:\S*Error|ERROR|error)\b", re.MULTILINE)
@@ -267,9 +274,17 @@ def _failed_install(output: TestOutput, end: int, install: str) -> str | None:
         said = output.log[trace.end() : following.start() if following else end]
         if done is _PIP_DONE and _QUIET.search(command) and not _ERROR.search(said):
             continue
+        if done is _PIP_DONE and _had_all(said):
+            continue
         if not (done.search(said) or (done is _SETUP_DONE and _PIP_DONE.search(said))):
             return _decisive(said) or f"`{command}` does not say that it worked"
     return None if checked else f"the log has no trace of `{install}`"
+
+
+def _had_all(said: str) -> bool:
+    """Whether pip found all that it was asked for installed: then it says nothing of success."""
+    wrong = (_PIP_BEGAN, _ERROR, _KILLED)
+    return _PIP_HAD.search(said) is not None and not any(sign.search(said) for sign in wrong)
 
 
 def _decisive(said: str) -> str:
@@ -279,7 +294,7 @@ def _decisive(said: str) -> str:
 
 
 def _refused_test_patch(output: TestOutput, end: int) -> str | None:
-    starts = [trace.end() for trace in _traces(output, _APPLY_TRACE) if trace.start() < end]
+    starts = [trace.end() for trace in _traces(output, APPLY) if trace.start() < end]
     if not starts:
         return "the log has no trace of `git apply`"
     refused = _REFUSED.search(output.log, starts[-1], end)
