@@ -29,6 +29,11 @@ HOST = {"kind": "host"}
         ),
         ("apt install --no-install-recommends -qq  bb aa=1.2-3", ("aa", "bb")),
         ("apt-get update", ()),
+        ("sudo -E apt-get install -y foo", ("foo",)),
+        ("DEBIAN_FRONTEND=noninteractive apt-get install -y foo", ("foo",)),
+        ("apt-get install -t bullseye-backports -o Dpkg::Use-Pty=0 -y foo", ("foo",)),
+        ("apt-get update || true", ()),
+        ("apt-get install -y foo | tee log", ("foo",)),
         ("apt-get install -y ./local.deb $MORE", ()),
     ],
 )
@@ -36,6 +41,26 @@ def test_what_apt_would_install(command: str, packages: tuple[str, ...]) -> None
     parts = take_apart([command])
     assert parts.packages == packages
     assert parts.kept == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "kept", "packages"),
+    [
+        ("apt-get update && apt-get install -y gcc && pip install a", "pip install a", ("gcc",)),
+        ("cd x && sudo apt-get install -y gcc && make", "cd x && make", ("gcc",)),
+        ("make; apt-get update || true; make test", "make; make test", ()),
+        ("apt-get update || true && make || exit 1", "make || exit 1", ()),
+        ("echo 'a; apt-get install b' && make", "echo 'a; apt-get install b' && make", ()),
+        (
+            "if x; then make; apt-get install -y b; fi",
+            "if x; then make; apt-get install -y b; fi",
+            (),
+        ),
+    ],
+)
+def test_what_else_is_on_a_line_is_kept(command: str, kept: str, packages: tuple[str, ...]) -> None:
+    parts = take_apart([command])
+    assert (parts.kept, parts.packages) == ((kept,), packages)
 
 
 def test_the_base_that_a_recipe_needs_is_part_of_its_environment() -> None:
