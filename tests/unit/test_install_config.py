@@ -158,3 +158,14 @@ def test_a_patch_that_holds_the_end_of_its_own_text() -> None:
     patch = PATCH.replace("+2\n", "+2\nEOF_114329324912\n", 1)
     text = evaluation_script(read_install_config(FIRST), base="0123", test_patch=patch)
     assert read_eval_script(text).patches == (patch,)
+
+
+def test_a_renamed_test_is_restored_by_its_old_name_and_run_by_its_new_one() -> None:
+    patch = (
+        "diff --git a/tests/test_old.py b/tests/test_new.py\nsimilarity index 100%\n"
+        "rename from tests/test_old.py\nrename to tests/test_new.py\n"
+    )
+    text = evaluation_script(read_install_config(FIRST), base="0123", test_patch=patch)
+    assert read_eval_script(text).tests == (f"{FIRST['test_cmd']} tests/test_new.py",)
+    # Git restores nothing at all where it is given a name that base lacks.
+    assert text.count("git checkout 0123 tests/test_old.py\n") == 2

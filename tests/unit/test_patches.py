@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from minisandbox.evaluate.patches import created_paths, outside_of_tree, patched_paths
+from minisandbox.evaluate.patches import (
+    created_paths,
+    outside_of_tree,
+    patched_paths,
+    remaining_paths,
+)
 
 
 def git(folder: Path, *words: str) -> str:
@@ -135,3 +140,15 @@ def test_made_files_are_those_without_an_old_side() -> None:
         "--- /dev/null\n+++ b/plain.py\n@@ -0,0 +1 @@\n+1\n"
     )
     assert created_paths(patch) == ("new.py", "empty.py", "plain.py")
+
+
+def test_a_renamed_or_copied_file_is_made_and_its_old_side_does_not_remain() -> None:
+    patch = (
+        "diff --git a/old.py b/new name.py\nsimilarity index 90%\nrename from old.py\n"
+        "rename to new name.py\n--- a/old.py\n+++ b/new name.py\n@@ -1 +1 @@\n-1\n+2\n"
+        "diff --git a/from.py b/to.py\nsimilarity index 100%\ncopy from from.py\ncopy to to.py\n"
+        "diff --git a/gone.py b/gone.py\ndeleted file mode 100644\n--- a/gone.py\n+++ /dev/null\n"
+        "@@ -1 +0,0 @@\n-1\n"
+    )
+    assert created_paths(patch) == ("new name.py", "to.py")
+    assert remaining_paths(patch) == ("new name.py", "to.py")

@@ -110,6 +110,25 @@ def created_paths(patch: str) -> tuple[str, ...]:
     return tuple(path for path in patched_paths(patch) if path in _new_sides(patch))
 
 
+def remaining_paths(patch: str) -> tuple[str, ...]:
+    """The paths that the patch changes or makes, in order: without those that it takes away, and
+    without those that it copies from.
+    """
+    old: set[str] = set()
+    header, before = "", ""
+    for line in _lines_outside_of_hunks(patch):
+        if line.startswith("diff --git "):
+            header = line.removeprefix("diff --git ")
+        elif line.startswith("deleted file mode "):
+            old.update(_header_paths(header))
+        elif line.startswith(("rename from ", "copy from ")):
+            old.add(_unquote(line.split(" ", 2)[2]))
+        elif line.rstrip() == "+++ /dev/null":
+            old.add(_without_prefix(_unquote(before)))
+        before = line[4:].split("\t")[0] if line.startswith("--- ") else ""
+    return tuple(path for path in patched_paths(patch) if path not in old)
+
+
 def _new_sides(patch: str) -> frozenset[str]:
     made: set[str] = set()
     header, before = "", ""
@@ -118,6 +137,8 @@ def _new_sides(patch: str) -> frozenset[str]:
             header = line.removeprefix("diff --git ")
         elif line.startswith("new file mode "):
             made.update(_header_paths(header))
+        elif line.startswith(("rename to ", "copy to ")):
+            made.add(_unquote(line.split(" ", 2)[2]))
         elif line.startswith("+++ ") and before == "/dev/null":
             made.add(_without_prefix(_unquote(line[4:].split("\t")[0])))
         before = line[4:].split("\t")[0] if line.startswith("--- ") else ""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from minisandbox.build.planning import debian
-from minisandbox.evaluate.patches import created_paths, patched_paths
+from minisandbox.evaluate.patches import created_paths, patched_paths, remaining_paths
 
 
 class NotUnderstood(ValueError):
@@ -129,11 +129,7 @@ def evaluation_script(config: InstallConfig, *, base: str, test_patch: str) -> s
 
 def _tests(test_patch: str) -> tuple[str, ...]:
     """The test files that a patch leaves behind."""
-    deleted = {
-        found[1]
-        for found in re.finditer(r"^diff --git a/(.+) b/\1\ndeleted file mode ", test_patch, re.M)
-    }
-    found = [path for path in patched_paths(test_patch) if path not in deleted]
+    found = remaining_paths(test_patch)
     return tuple(path for path in found if not path.endswith(_NO_TESTS))
 
 
