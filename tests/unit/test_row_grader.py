@@ -255,6 +255,18 @@ def test_a_spec_without_its_parts_is_refused() -> None:
         RowGrader(Tool(GOOD)).grade(damaged, [output()])
 
 
+@pytest.mark.parametrize(
+    ("code", "outcome"), [("137", "incomplete"), ("143", "incomplete"), ("139", "unresolved")]
+)
+def test_tests_that_were_killed_are_no_verdict(code: str, outcome: str) -> None:
+    task = specified()
+    assert isinstance(task, Task)
+    (grade,) = RowGrader(Tool(report(FAIL_TO_PASS=([], ["t::new"]), PASS_TO_PASS=([], [])))).grade(
+        task, [output(code=code)]
+    )
+    assert grade.outcome == outcome
+
+
 #: A folder of real dataset files; where it is not set, no test is collected.
 DATA = os.environ.get("MINISANDBOX_TEST_DATA")
 

@@ -34,6 +34,7 @@ from minisandbox.evaluate.official.script import (
     trouble,
 )
 from minisandbox.evaluate.official.tool import Answer
+from minisandbox.evaluate.outages import KILLED
 from minisandbox.evaluate.patches import created_paths, patched_paths
 from minisandbox.evaluate.run_tests import TestOutput
 from minisandbox.runtime import Instance
@@ -235,6 +236,10 @@ def _trouble(output: TestOutput, saved: Mapping[str, Any]) -> Grade | None:
         # The harness would believe the first, which is the one that the tests printed.
         said = "the tests printed the words by which the harness records how they ended"
         return Grade("suspect", reason=said)
+    # Told by the shell only of a command of its own, not of one in a pipe or a script.
+    code = recorded_exit_code(output)
+    if found is None and code is not None and (name := KILLED.get(code - 128)) is not None:
+        return Grade("incomplete", reason=f"the tests were killed by {name}")
     return found
 
 
