@@ -12,7 +12,12 @@ import pytest
 
 from minisandbox.build import clone, stage
 from minisandbox.build.checkouts.checkout import commit_install, make_checkout
-from minisandbox.build.checkouts.submodules import Submodule, source_of, submodules_at
+from minisandbox.build.checkouts.submodules import (
+    Submodule,
+    mirrored,
+    source_of,
+    submodules_at,
+)
 from minisandbox.build.workshop import Workshop
 from minisandbox.errors import StageFailed
 from minisandbox.idmap import current, remove_tree
@@ -212,10 +217,36 @@ def test_a_repository_without_any_has_none(upstream: Upstream) -> None:
 def test_a_repository_names_no_place_of_this_machine(upstream: Upstream, url: str) -> None:
     upstream.describe(url)
     upstream.commit(upstream.main, "more.py", "")
-    failure = upstream.clone("*").failure
-    assert failure is not None
-    assert failure.kind == "clone"
-    assert "which is no server's address" in failure.message
+    record = upstream.clone("*")
+    # The instances that do without it are none the worse for it.
+    assert (record.failure, record.submodules) == (None, {})
+    with pytest.raises(StageFailed, match="which is no server's address") as caught:
+        mirrored(submodules_at(Path(record.mirror), upstream.base, ["*"]), record)
+    assert caught.value.kind == "clone"
+
+
+def test_a_submodule_that_is_gone_costs_only_those_that_need_it(upstream: Upstream) -> None:
+    git(upstream.main, "submodule", "add", "-q", str(upstream.helpers), "lib/more")
+    text = f"[submodule 'lib/more']\n\tpath = lib/more\n\turl = {URL}x\n".replace("'", '"')
+    described = upstream.main / ".gitmodules"
+    upstream.describe(URL)
+    described.write_text(described.read_text() + text)
+    upstream.commit(upstream.main, "more.py", "")
+    record = upstream.clone("*")
+    assert record.failure is None
+
+    def had(path: str) -> list[str]:
+        found = submodules_at(Path(record.mirror), upstream.base, [path])
+        return [item.path for item, _ in mirrored(found, record)]
+
+    assert had("lib/help") == ["lib/help"]
+    with pytest.raises(StageFailed, match="submodule lib/more cannot be had: cannot clone"):
+        had("lib/more")
+
+
+def test_what_another_recipe_wants_hides_no_submodule(upstream: Upstream) -> None:
+    record = upstream.clone("lib/help", "lib/of-another-version")
+    assert list(record.submodules) == [URL]
 
 
 SUBMODULE = Submodule("tools", "lib/help", URL, "a" * 40)

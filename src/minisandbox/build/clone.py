@@ -6,11 +6,14 @@ an existing one is brought up to date.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import git
 from tqdm import tqdm
@@ -104,12 +107,14 @@ def _from_git(plan: RepositoryPlan) -> CloneRecord:
         temporary = Path(
             tempfile.mkdtemp(prefix=f".{mirror.name}.", suffix=".tmp", dir=mirror.parent)
         )
+        progress = _Progress(f"clone {plan.repo}")
         try:
-            with _Progress(f"clone {plan.repo}") as progress:
+            with progress:
                 git.Repo.clone_from(
                     plan.url,
                     temporary / "mirror",
-                    progress=progress.update,
+                    # As an object it keeps git's errors; annotated is a callable only.
+                    progress=cast("Any", progress),
                     env=_environment(),
                     mirror=True,
                     multi_options=["--no-hardlinks"],
@@ -117,28 +122,35 @@ def _from_git(plan: RepositoryPlan) -> CloneRecord:
                 )
             _finish(temporary / "mirror", mirror)
         except git.GitCommandError as error:
-            raise _clone_failed(plan, error) from None
+            # What git wrote of it went to the progress.
+            raise _clone_failed(plan, error, progress.error_lines) from None
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+    mirrors, missing = _mirror_submodules(plan)
     return stage.new(
         CloneRecord,
         repo=plan.repo,
         mirror=plan.mirror,
         url=plan.url,
-        submodules=_mirror_submodules(plan),
+        submodules=mirrors,
+        missing=missing,
         tools=stage.versions(["gitpython"]),
     )
 
 
-def _mirror_submodules(plan: RepositoryPlan) -> dict[str, str]:
-    """Mirrors of the submodules that the base commits name, by their URLs."""
+def _mirror_submodules(plan: RepositoryPlan) -> tuple[dict[str, str], dict[str, str]]:
+    """Mirrors of the submodules that the base commits name, by their URLs, and why others have
+    none: that costs the instances that need them, not all of the repository.
+    """
     folder = Path(plan.mirror).with_suffix(".submodules")
     mirrors: dict[str, str] = {}
+    missing: dict[str, str] = {}
     commits: dict[str, set[str]] = defaultdict(set)
     sources: dict[str, Submodule] = {}
-    for revision in plan.revisions:
+    # One by one: recipes of several environments want them, and not every commit has them all.
+    for revision, wanted in itertools.product(plan.revisions, plan.submodules):
         try:
-            found = submodules_at(Path(plan.mirror), revision, plan.submodules)
+            found = submodules_at(Path(plan.mirror), revision, [wanted])
         except StageFailed:
             continue  # what it lacks is for the instance to say
         for submodule in found:
@@ -146,18 +158,24 @@ def _mirror_submodules(plan: RepositoryPlan) -> dict[str, str]:
             commits[submodule.url].add(submodule.commit)
     for url, submodule in sources.items():
         mirror = folder / f"{submodule.slug}.git"
-        part = RepositoryPlan(
-            slug=submodule.slug,
-            repo=f"{plan.repo}: {submodule.path}",
-            mirror=str(mirror),
-            kind="git",
-            url=source_of(submodule, parent=plan.url, git_url=plan.git_url),
-            revisions=tuple(sorted(commits[url])),
-        )
-        if not _is_complete(part):
-            _from_git(part)
-        mirrors[url] = str(mirror)
-    return mirrors
+        try:
+            part = RepositoryPlan(
+                slug=submodule.slug,
+                repo=f"{plan.repo}: {submodule.path}",
+                mirror=str(mirror),
+                kind="git",
+                url=source_of(submodule, parent=plan.url, git_url=plan.git_url),
+                revisions=tuple(sorted(commits[url])),
+            )
+            if not _is_complete(part):
+                _from_git(part)
+        except StageFailed as error:
+            if error.transient:
+                raise
+            missing[url] = str(error)
+        else:
+            mirrors[url] = str(mirror)
+    return mirrors, missing
 
 
 def _update(plan: RepositoryPlan, mirror: Path) -> None:
@@ -192,8 +210,11 @@ def _environment() -> dict[str, str]:
     return {**GIT_ENV, **configured}
 
 
-def _clone_failed(plan: RepositoryPlan, error: git.GitCommandError) -> StageFailed:
-    said = " ".join(str(error.stderr).replace("stderr:", " ").split()).strip("' ")
+def _clone_failed(
+    plan: RepositoryPlan, error: git.GitCommandError, lines: Sequence[str] = ()
+) -> StageFailed:
+    written = " ".join([str(error.stderr).replace("stderr:", " "), *lines])
+    said = " ".join(written.split()).strip("' ")
     gone = any(sign in said.lower() for sign in _GONE)
     return StageFailed(
         "clone",

@@ -22,7 +22,7 @@ from minisandbox.build.checkouts.checkout import (
 from minisandbox.build.checkouts.lending import lent_history
 from minisandbox.build.checkouts.rows import complete, release_row
 from minisandbox.build.checkouts.scm_versions import pretended_versions
-from minisandbox.build.checkouts.submodules import submodules_at
+from minisandbox.build.checkouts.submodules import mirrored, submodules_at
 from minisandbox.build.index import locks
 from minisandbox.build.index.egress import IndexAccess
 from minisandbox.build.index.wheelhouse import pack_wheelhouse
@@ -268,7 +268,7 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
     checkout = make_checkout(
         Path(clone.mirror),
         commit,
-        submodules=[(item, Path(clone.submodules[item.url])) for item in submodules],
+        submodules=mirrored(submodules, clone),
         history=batch.plan.history,
         store=batch.store,
         log=log,

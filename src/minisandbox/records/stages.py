@@ -106,7 +106,7 @@ class FoundRow:
 class CloneRecord(Record):
     """A bare mirror. Where it was made of releases, ``commits`` maps their versions to commits, and
     ``missing`` those that the index does not have to the reason. ``submodules`` maps the URLs of
-    submodules to mirrors of them.
+    submodules to mirrors of them, and ``missing`` those that cannot be had to the reason.
     """
 
     repo: str = ""

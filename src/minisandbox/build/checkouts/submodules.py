@@ -17,6 +17,7 @@ from urllib.parse import urljoin
 from minisandbox import keys, process
 from minisandbox.build.planning.recipes import ALL_SUBMODULES as ALL
 from minisandbox.errors import StageFailed
+from minisandbox.records.stages import CloneRecord
 
 _GITHUB = re.compile(
     r"(?:(?:https?|git|ssh)://(?:git@)?github\.com/|git@github\.com:)"
@@ -89,6 +90,23 @@ def source_of(submodule: Submodule, *, parent: str, git_url: str) -> str:
             hint="leave it out of 'submodules' in the recipe",
         )
     return url
+
+
+def mirrored(submodules: Sequence[Submodule], clone: CloneRecord) -> list[tuple[Submodule, Path]]:
+    """Each with its mirror; raises ``StageFailed`` of kind ``clone`` for one that has none."""
+    found: list[tuple[Submodule, Path]] = []
+    for submodule in submodules:
+        mirror = clone.submodules.get(submodule.url)
+        if mirror is None:
+            reason = clone.missing.get(submodule.url, f"there is no mirror of {submodule.url}")
+            raise StageFailed(
+                "clone",
+                f"submodule {submodule.path} cannot be had: {reason}",
+                hint="leave it out of 'submodules' in the recipe, or see to its repository and "
+                "drop the record of the clone",
+            )
+        found.append((submodule, Path(mirror)))
+    return found
 
 
 def _links(mirror: Path, revision: str) -> dict[str, str]:
