@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,10 @@ class Project:
     def summary(self) -> Summary:
         return summarise(ensure_plan(self.config, ["c"]), self.results, [self.results])
 
-    def build(self, slug: str, size: int) -> None:
-        """Records of an environment and of its first instance."""
+    def build(self, slug: str, size: int, bugs: Sequence[Sequence[LayerRef]] = ((),)) -> None:
+        """Records of an environment and of its first instances: one for each of ``bugs``, which is
+        more layers.
+        """
         plan = codec.read(EnvironmentPlan, self.results / f"plan/environments/{slug}.json")
         interpreter = layer("interpreter", 10**9)
         environment = stage.new(
@@ -63,11 +66,19 @@ class Project:
         codec.write(folder / "environment.json", environment)
         (batch,) = (self.results / f"plan/batches/{slug}").iterdir()
         planned = json.loads(batch.read_text())["instances"]
-        first = planned[0]["instance_id"]
         layers = (interpreter, layer("source", 3 * 10**6), layer("instance", 10**6))
-        member = stage.new(InstanceRecord, layers=layers)
-        member = codec.decode(InstanceRecord, {**plain(member), "key": first}, where="")
-        instances = stage.new(InstancesRecord, environment=slug, instances=(member,))
+        members = [
+            codec.decode(
+                InstanceRecord,
+                {
+                    **plain(stage.new(InstanceRecord, layers=(*layers, *bug))),
+                    "key": item["instance_id"],
+                },
+                where="",
+            )
+            for item, bug in zip(planned, bugs, strict=False)
+        ]
+        instances = stage.new(InstancesRecord, environment=slug, instances=tuple(members))
         codec.write(folder / f"batches/{batch.stem}/instances.json", instances)
 
 
@@ -76,7 +87,7 @@ def plain(record: Any) -> dict[str, Any]:
 
 
 def layer(kind: Any, unpacked: int) -> LayerRef:
-    return LayerRef(kind, "sha256:" + "0" * 64, 1, unpacked, 1)
+    return LayerRef(kind, "sha256:" + kind[0].encode().hex() * 32, 1, unpacked, 1)
 
 
 @pytest.fixture
@@ -102,6 +113,13 @@ def test_sizes_are_those_of_records_where_there_are_some(project: Project) -> No
     assert summary.environments[0].expected.source == "record"
     assert summary.expected == (50 * 10**6, 50 * 10**6)
     assert (summary.checkouts, summary.known_checkouts) == (4 * 10**6, 1)
+
+
+def test_what_bugs_share_is_counted_once(project: Project) -> None:
+    slug = project.summary().environments[0].slug
+    project.build(slug, 50 * 10**6, bugs=([layer("bug", 1000)], []))
+    summary = project.summary()
+    assert (summary.checkouts, summary.known_checkouts) == (4 * 10**6 + 1000, 2)
 
 
 def test_records_of_another_version_are_passed_over(project: Project) -> None:

@@ -19,11 +19,11 @@ import yaml
 from minisandbox import keys
 from minisandbox.errors import InvalidInput
 from minisandbox.records import codec
-from minisandbox.records.layer import LayerRef
 from minisandbox.records.plan import BatchPlan, EnvironmentPlan, PlanIndex
 from minisandbox.records.stages import EnvironmentRecord, InstancesRecord
 
 _MEGABYTE = 10**6
+_OF_INSTANCES = ("source", "wheelhouse", "instance", "bug")
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class EnvironmentSummary:
 @dataclass(frozen=True)
 class Summary:
     """``environments`` are sorted by the instances that share them. ``checkouts`` is what the
-    instances add to them: the sum over those of ``known_checkouts``; of the others nothing is
-    known.
+    instances add to them: the layers of those of ``known_checkouts``, each counted once however
+    many share it; of the others nothing is known.
     """
 
     instances: int
@@ -113,7 +113,8 @@ def summarise(index: PlanIndex, results: Path, earlier: Sequence[Path]) -> Summa
     environments, instances = _Records(earlier), 0
     slugs = {keys.slug(repo): sizes for repo, sizes in _table()["environments"].items()}
     found: list[EnvironmentSummary] = []
-    checkouts = known = 0
+    layers: dict[str, int] = {}
+    known = 0
     for slug, entry in index.environments.items():
         plan = codec.read(EnvironmentPlan, results / f"plan/environments/{slug}.json")
         repos = sorted({repo for batch in entry.batches.values() for repo in batch.repos})
@@ -123,16 +124,17 @@ def summarise(index: PlanIndex, results: Path, earlier: Sequence[Path]) -> Summa
         instances += count
         for name in entry.batches:
             batch = codec.read(BatchPlan, results / f"plan/batches/{slug}/{name}.json")
-            sizes = [environments.checkouts.get(item.instance_id) for item in batch.instances]
-            checkouts += sum(size for size in sizes if size is not None)
-            known += sum(size is not None for size in sizes)
+            for item in batch.instances:
+                if (own := environments.checkouts.get(item.instance_id)) is not None:
+                    layers |= own
+                    known += 1
     return Summary(
         instances=instances,
         repositories=len(index.repos),
         environments=tuple(sorted(found, key=lambda item: (-item.instances, item.slug))),
         formats=index.formats,
         unplanned=index.reasons,
-        checkouts=checkouts,
+        checkouts=sum(layers.values()),
         known_checkouts=known,
         table=" ".join(str(_table()["source"]).split()),
     )
@@ -143,7 +145,8 @@ class _Records:
 
     def __init__(self, folders: Iterable[Path]) -> None:
         self._environments: dict[str, EnvironmentRecord] = {}
-        self.checkouts: dict[str, int] = {}
+        #: Of an instance, the size of each of its layers that no environment has, by digest.
+        self.checkouts: dict[str, dict[str, int]] = {}
         for folder in folders:
             for path in sorted(folder.glob("environments/*/environment.json")):
                 record = _read(EnvironmentRecord, path)
@@ -153,7 +156,11 @@ class _Records:
                 record = _read(InstancesRecord, path)
                 for member in record.instances if record is not None else ():
                     if member.layers:
-                        own = _own(member.layers, {"source", "wheelhouse", "instance"})
+                        own = {
+                            layer.digest: layer.unpacked_size
+                            for layer in member.layers
+                            if layer.kind in _OF_INSTANCES
+                        }
                         self.checkouts.setdefault(member.key, own)
 
     def of(self, plan: EnvironmentPlan) -> Expected | None:
@@ -161,12 +168,8 @@ class _Records:
         record = self._environments.get(plan.lock_key)
         if record is None:
             return None
-        size = _own(record.layers, {"environment"})
+        size = sum(item.unpacked_size for item in record.layers if item.kind == "environment")
         return Expected(size, size, "record")
-
-
-def _own(layers: Iterable[LayerRef], kinds: set[str]) -> int:
-    return sum(layer.unpacked_size for layer in layers if layer.kind in kinds)
 
 
 def _read(cls: type[Any], path: Path) -> Any:
