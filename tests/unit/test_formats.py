@@ -267,7 +267,9 @@ class Plans:
         text = 'repo: owner/name\npython: "3.11"\ntest: pytest -rA\n'
         (self.folder / "recipes/name.yaml").write_text(text)
 
-    def __call__(self, *rows: Mapping[str, Any]) -> tuple[PlanIndex, list[Unplanned]]:
+    def __call__(
+        self, *rows: Mapping[str, Any], **settings: Any
+    ) -> tuple[PlanIndex, list[Unplanned]]:
         # As tables have them: each row with the columns of all.
         blank = dict.fromkeys(column for row in rows for column in row)
         lines = [json.dumps({**blank, **row}) + "\n" for row in rows]
@@ -278,13 +280,14 @@ class Plans:
                 "datasets": [str(self.folder / "d.yaml")],
                 "recipes": str(self.folder / "recipes"),
                 "results": str(self.folder / "results"),
+                **settings,
             },
             where="config",
         )
-        shards, index = make_plan(
+        self.shards, index = make_plan(
             config, base=HostBase({"kind": "host"}), digest="", where="config"
         )
-        return index, shards["unplanned.json"]
+        return index, self.shards["unplanned.json"]
 
 
 @pytest.fixture
@@ -323,6 +326,17 @@ def test_bugs_of_a_commit_share_it(plans: Plans) -> None:
     (commit,) = environment.commits.items()
     assert commit == ("name-at-01234567", BatchEntry(("owner__name",), 1))
     assert index.instances == 46
+
+
+def test_a_healthy_commit_has_no_history(plans: Plans) -> None:
+    """All its objects would be files of their own, to be hidden one by one for each bug."""
+    plans.recipe()
+    plans({**SMITH, "base_commit": COMMIT}, history="full")
+    batches = [plan for path, plan in plans.shards.items() if path.startswith("batches/")]
+    assert sorted((plan.loose, plan.history) for plan in batches) == [
+        (False, "full"),
+        (True, "none"),
+    ]
 
 
 @pytest.mark.parametrize(
