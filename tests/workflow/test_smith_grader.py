@@ -85,12 +85,14 @@ def test_profiles_say_where_tests_are(tool: OfficialTool) -> None:
     slugify = replace(TASK, instance_id="s", repo="un33k/python-slugify", version="872b3750")
     unknown = replace(TASK, instance_id="u", repo="no/thing")
     found = SmithGrader(tool).test_files([TASK, slugify, unknown])
+    nothing = found.pop("u")
+    assert isinstance(nothing, GraderFailed)
+    assert "no__thing" in str(nothing)
     assert found == {
         TASK.instance_id: grading.TestFiles(
             ("tests/a_test.py",), ("tests/a_test.py", "tests/b_test.py")
         ),
         "s": grading.TestFiles(("test.py",), ("test.py",)),
-        "u": grading.TestFiles(),
     }
     failed = SmithGrader(tool).specify([unknown], mirrors={})["u"]
     assert isinstance(failed, GraderFailed)

@@ -29,7 +29,7 @@ from minisandbox.build.index.wheelhouse import pack_wheelhouse
 from minisandbox.build.system_packages import named_in_failures
 from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import InvalidInput, StageFailed
-from minisandbox.evaluate.grading import Grader, GraderUnavailable, TestFiles
+from minisandbox.evaluate.grading import Grader, GraderFailed, GraderUnavailable, TestFiles
 from minisandbox.evaluate.judging import grader_of_recipe, task_of_plan
 from minisandbox.evaluate.patches import patched_paths
 from minisandbox.records import codec
@@ -69,7 +69,7 @@ class _Batch:
         return grader_of_recipe(self.plan.recipe, tools=Path(self.plan.tools))
 
     @functools.cached_property
-    def test_files(self) -> Mapping[str, TestFiles]:
+    def test_files(self) -> Mapping[str, TestFiles | GraderFailed]:
         """The files of the tests of all bugs, asked for once, when one is needed."""
         tasks = [task_of_plan(item) for item in self.plan.instances if item.bug]
         try:
@@ -205,6 +205,8 @@ def _build_bug(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
     if healthy.failure is not None:
         raise StageFailed(healthy.failure.kind, healthy.failure.message, hint=healthy.failure.hint)
     tests = batch.test_files[instance.instance_id]
+    if isinstance(tests, GraderFailed):
+        raise StageFailed("grader", tests.reason)
     with Workshop(
         healthy.layers,
         store=batch.store,

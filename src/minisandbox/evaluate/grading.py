@@ -129,8 +129,10 @@ class Grader(Protocol):
         """Versions of all that decides its verdicts."""
         ...
 
-    def test_files(self, tasks: Sequence[Task]) -> Mapping[str, TestFiles]:
-        """Where the tests of each task are, by instance id; raises ``GraderUnavailable``."""
+    def test_files(self, tasks: Sequence[Task]) -> Mapping[str, TestFiles | GraderFailed]:
+        """Where the tests of each task are, by instance id, or why that is not known; raises
+        ``GraderUnavailable``.
+        """
         ...
 
     def specify(
@@ -186,7 +188,7 @@ class LogGrader:
         """What the log says of each test."""
         return PARSERS[self.parser](log)
 
-    def test_files(self, tasks: Sequence[Task]) -> Mapping[str, TestFiles]:
+    def test_files(self, tasks: Sequence[Task]) -> Mapping[str, TestFiles | GraderFailed]:
         """What the names of the tests say."""
         return files_by_name(tasks)
 

@@ -55,7 +55,7 @@ class OfficialGrader:
             "method": str(_METHOD),
         }
 
-    def test_files(self, tasks: Sequence[Task]) -> Mapping[str, TestFiles]:
+    def test_files(self, tasks: Sequence[Task]) -> Mapping[str, TestFiles | GraderFailed]:
         return files_by_name(tasks)
 
     def specify(

@@ -34,13 +34,13 @@ class SmithGrader(OfficialGrader):
     def identity(self) -> Mapping[str, str]:
         return {**super().identity, "bugs": str(_METHOD)}
 
-    def test_files(self, tasks: Sequence[Task]) -> Mapping[str, TestFiles]:
+    def test_files(self, tasks: Sequence[Task]) -> Mapping[str, TestFiles | GraderFailed]:
         answers = self.tool.test_files([_row(task) for task in tasks])
-        # Without a profile there is no test command either, which is told when that is asked for.
         return {
-            task.instance_id: TestFiles(
-                tuple(answer.get("FAIL_TO_PASS", ())), tuple(answer.get("PASS_TO_PASS", ()))
-            )
+            # Where nobody knows the tests, none could be hidden.
+            task.instance_id: GraderFailed(self.name, task.instance_id, str(answer["error"]))
+            if "error" in answer
+            else TestFiles(tuple(answer["FAIL_TO_PASS"]), tuple(answer["PASS_TO_PASS"]))
             for task, answer in zip(tasks, answers, strict=True)
         }
 
