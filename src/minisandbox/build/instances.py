@@ -244,9 +244,9 @@ def _build_bug(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         **shop.ran_under,
         found=FoundRow(
             base_commit=healthy.base_commit,
-            patch=instance.patch,
+            patch="",
             test_patch=planted.test_patch,
-            problem_statement=instance.problem_statement,
+            problem_statement="",
             trusted_files=tuple(sorted(trusted)),
         ),
         stage_seconds=shop.seconds,

@@ -92,7 +92,8 @@ class Record:
 @dataclass(frozen=True)
 class FoundRow:
     """What the mirror told of a row that lacks it, of a release pair or a bug: fields that other
-    datasets bring along. ``trusted_files`` are as in ``InstancePlan``.
+    datasets bring along. An empty ``patch`` or ``problem_statement`` is the plan's own, as a bug
+    has it. ``trusted_files`` are as in ``InstancePlan``.
     """
 
     base_commit: str

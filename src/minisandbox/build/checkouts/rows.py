@@ -35,14 +35,16 @@ def release_row(instance: InstancePlan, recipe: Recipe, clone: CloneRecord) -> F
 
 
 def complete(instance: InstancePlan, row: FoundRow | None) -> InstancePlan:
-    """``instance`` with the fields that were found filled in."""
+    """``instance`` with the fields that were found filled in; a bug's row has its patch and problem
+    statement from the plan, and none is found.
+    """
     if row is None:
         return instance
     return replace(
         instance,
         base_commit=row.base_commit,
-        patch=row.patch,
+        patch=row.patch or instance.patch,
         test_patch=row.test_patch,
-        problem_statement=row.problem_statement,
+        problem_statement=row.problem_statement or instance.problem_statement,
         trusted_files=row.trusted_files,
     )
