@@ -118,8 +118,13 @@ class Built:
         return judge(self.cache, row, patch=patch, log_path=log).grade.outcome
 
 
-def build(folder: Path, rows: Mapping[str, Mapping[str, Any]], recipe: Mapping[str, Any]) -> Built:
-    commit = commit_project(folder / "git/team/calc.git", FILES)
+def build(
+    folder: Path,
+    rows: Mapping[str, Mapping[str, Any]],
+    recipe: Mapping[str, Any],
+    files: Mapping[str, str] = FILES,
+) -> Built:
+    commit = commit_project(folder / "git/team/calc.git", files)
     name = f"team__calc.{commit[:8]}"
     with (folder / "rows.jsonl").open("w") as lines:
         for number, (bug, row) in enumerate(rows.items()):
@@ -296,3 +301,33 @@ def test_hidden_and_other_tests_are_those_of_the_healthy_commit(built: Built) ->
 
 def test_nothing_is_built_again(built: Built) -> None:
     assert "Nothing to be done" in run_workflow(built.folder)
+
+
+INSIDE = {name.replace("tests/", "calc/tests/"): text for name, text in FILES.items()} | {
+    "calc/tests/__init__.py": "",
+    "setup.py": (
+        "from setuptools import setup\nsetup(name='calc', packages=['calc', 'calc.tests'])\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_hidden_tests_that_were_installed_as_copies_are_gone_too(
+    tmp_path: Path, rebuild: bool
+) -> None:
+    install = "pip install --no-build-isolation --no-deps ."
+    recipe = {**RECIPE, "install": install, **({"rebuild": install} if rebuild else {})}
+    tests = {
+        key: [name.replace("tests/", "calc/tests/") for name in names] for key, names in ADD.items()
+    }
+    built = build(tmp_path, {"add__1": {"patch": WRONG_ADD, **tests}}, recipe, files=INSIDE)
+    with built.materialize("add__1") as instance:
+        kept = instance.run("find / -xdev -name 'test_times.py' -not -path '/proc/*'").stdout_text
+        assert "site-packages/calc/tests/test_times.py" in kept
+        assert "/testbed/build/lib/calc/tests/test_times.py" in kept
+        left = instance.run("find / -xdev -name 'test_add*' -not -path '/proc/*'").stdout_text
+        assert left == ""
+        places = ["/testbed", instance.run("echo $VIRTUAL_ENV").stdout_text.strip()]
+        for text in ("assert add(2, 2) == 4", "calc/tests/test_add", "return one + two"):
+            assert instance.run(["grep", "-rlF", text, *places], timeout=300).stdout_text == ""
+    assert built.row("add__1").status == "ok"

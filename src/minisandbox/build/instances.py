@@ -12,7 +12,7 @@ from pathlib import Path
 
 from minisandbox import keys
 from minisandbox.build import batches, stage
-from minisandbox.build.checkouts.bugs import plant
+from minisandbox.build.checkouts.bugs import METHOD, plant
 from minisandbox.build.checkouts.checkout import (
     INDEX,
     commit_install,
@@ -194,7 +194,7 @@ def _inputs_of_bug(batch: _Batch, instance: InstancePlan) -> str:
             "rebuild": [recipe.rebuild, dict(recipe.env)] if recipe.rebuild else None,
             # They say which files are hidden.
             "tests": [instance.fail_to_pass, instance.pass_to_pass, dict(batch.grader.identity)],
-            "scripts": scripts_digest(),
+            "scripts": [METHOD, scripts_digest(), scripts_digest("bugs")],
         }
     )
 

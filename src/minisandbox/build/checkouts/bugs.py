@@ -22,14 +22,8 @@ _TIMEOUT = 600.0
 #: Exit codes of the scripts: the bug changes nothing; an archive holds what it changes.
 _NOTHING, _ARCHIVE = 92, 93
 
-#: Makes the copies on standard input (path, copy, NUL after each) what the files are now.
-_FOLLOW = r"""
-set -eu
-cd /testbed
-while IFS= read -r -d '' path && IFS= read -r -d '' copy; do
-    if [ -f "$path" ]; then cat -- "$path" > "$copy"; else rm -f -- "$copy"; fi
-done < /tmp/copies
-"""
+#: Version of the order of ``plant``, which no script tells; counted up with a change of the layers.
+METHOD = 1
 
 
 @dataclass(frozen=True)
@@ -57,14 +51,15 @@ def plant(
     if (reason := outside_of_tree(bug)) is not None:
         raise StageFailed("patch", f"the bug cannot be put in: {reason}")
     tracked = _tracked(shop)
-    both = sorted(tracked & {*changed, *hidden})
-    copies = _copies(shop, both)
+    hidden = sorted(tracked & {*hidden})
+    copies = _copies(shop, sorted(tracked & {*changed} - {*hidden}))
+    hidden_copies = _copies(shop, hidden)
     try:
         worktree.apply_patch(shop.sandbox, bug, name="bug")
     except PatchFailed as error:
         raise StageFailed("patch", str(error), hint="is it a patch for this commit?") from None
     _write_list(shop, "copies", copies)
-    _run(shop, _FOLLOW.encode(), what="changing copies")
+    _run(shop, script("bugs/follow.sh"), what="changing copies")
     if rebuild:
         kept = KeptGit.of(shop)
         shop.run(
@@ -77,8 +72,11 @@ def plant(
             hint="see 'rebuild' in the recipe",
         )
         kept.restore(shop)
+        hidden_copies += _copies(shop, hidden)  # it may have made others
     _write_list(shop, "changed", changed)
-    _write_list(shop, "hidden", [path for path in hidden if path in both])
+    _write_list(shop, "hidden", hidden)
+    _write_list(shop, "copies", hidden_copies)
+    _run(shop, script("bugs/hide.sh"), what="hiding copies of tests")
     date = int(_run(shop, b"cd /testbed && git show -s --format=%ct HEAD", what="its date"))
     said = _run(shop, script("squash.sh"), str(date), what="squashing its history")
     commit, tree = said.split()[-2:]
@@ -95,6 +93,11 @@ def _tracked(shop: Workshop) -> frozenset[str]:
     listed = shop.sandbox.run(
         ["git", "ls-files", "-z"], cwd=TESTBED, timeout=_TIMEOUT, max_output=2**28
     )
+    if listed.limit:
+        raise shop.reached_limit("listing its files", listed)
+    if listed.exit_code != 0 or listed.truncated or not listed.stdout:
+        said = "too much" if listed.truncated else listed.stderr_text.strip()[-300:] or "nothing"
+        raise StageFailed("install", f"git does not list the files of the commit: it said {said}")
     return frozenset(listed.stdout.decode("utf-8", "surrogateescape").split("\0")) - {""}
 
 
@@ -110,7 +113,9 @@ def _copies(shop: Workshop, paths: Sequence[str]) -> list[str]:
             f"the install keeps what the bug changes in an archive: {found.stderr_text.strip()}",
             hint="install the project as editable, with a recipe of its own",
         )
-    if found.exit_code != 0:
+    if found.limit:
+        raise shop.reached_limit("finding copies", found)
+    if found.exit_code != 0 or found.truncated:
         raise StageFailed("install", f"no copies can be found: {found.stderr_text[-300:]}")
     return found.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]
 

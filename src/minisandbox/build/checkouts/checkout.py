@@ -174,9 +174,13 @@ def normalise_index(shop: Workshop, *indices: str) -> None:
 
 
 @functools.cache
-def scripts_digest() -> str:
-    """Digest of the scripts that make a checkout: a record made by others is made anew."""
+def scripts_digest(folder_name: str = "") -> str:
+    """Digest of the scripts that make a checkout, or of those in one of their folders: a record
+    made by others is made anew.
+    """
     folder = resources.files("minisandbox.build.checkouts") / "scripts"
+    if folder_name:
+        folder = folder / folder_name
     files = sorted(
         (item for item in folder.iterdir() if item.is_file()), key=lambda item: item.name
     )
