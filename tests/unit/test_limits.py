@@ -390,7 +390,9 @@ JUDGED = [
     ([(65 << 20, 100)], "stopped disk"),
     ([(1 << 20, 501)], "stopped inodes"),
     ([(65 << 20, 100), (65 << 20, 100)], "stopped disk"),  # what is there already is tolerated
-    ([(65 << 20, 100), (66 << 20, 100)], "stopped disk stopped disk"),
+    ([(65 << 20, 100), (66 << 20, 100)], "stopped disk"),  # written until its writers ended
+    ([(65 << 20, 100), (66 << 20, 100), (67 << 20, 100)], "stopped disk stopped disk"),
+    ([(65 << 20, 100), (65 << 20, 100), (66 << 20, 100)], "stopped disk stopped disk"),
     ([(65 << 20, 100), (10 << 20, 100), (65 << 20, 100)], "stopped disk stopped disk"),
     ([(5 << 30, 100)], "died disk"),
     ([(1 << 20, 100_501)], "died inodes"),

@@ -91,6 +91,9 @@ class Account:
         self.next_walk = 0.0
         #: The most that was found in it: what is there stays when its writers are ended.
         self.tolerated = [self.limits["disk"] or 0, self.limits["inodes"] or 0]
+        #: Whether its writers were ended since: what they wrote until then is not held against
+        #: those that come after them.
+        self.settling = False
 
     def most(self, name: str) -> int:
         """How much is too much to let the sandbox go on."""
@@ -275,6 +278,7 @@ class Keeper:
 
     def _judge(self, account: Account, size: int, inodes: int) -> None:
         found = (("disk", size, "bytes"), ("inodes", inodes, "inodes"))
+        settling, account.settling = account.settling, False
         for number, (name, value, unit) in enumerate(found):
             limit = account.limits[name]
             if limit is None or not account.watches(name):
@@ -286,9 +290,11 @@ class Keeper:
             why = f"it wrote more than its limit of {shown}"
             if value > account.most(name):
                 self._end(account, name, why)
-            else:
+                return
+            if not settling:
+                account.settling = True
                 _stop(account, name, why)
-            return
+                return
 
     def _end(self, account: Account, limit: str, why: str) -> None:
         account.doomed = True
