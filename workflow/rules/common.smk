@@ -56,9 +56,9 @@ def base_of_environment(wildcards):
     return base_below(PLAN.environments[wildcards.env].base)
 
 
-def as_option(name):
-    """A function for params: `--name=<path>` for each input of that name."""
-    return lambda wildcards, input: [f"--{name}={path}" for path in input.get(name)]
+def as_option(option, name):
+    """A function for params: `--option=<path>` for each input of that name."""
+    return lambda wildcards, input: [f"--{option}={path}" for path in input.get(name)]
 
 
 def interpreter_of_environment(wildcards):

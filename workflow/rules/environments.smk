@@ -29,7 +29,7 @@ rule build_base:
         attempt=this_attempt,
         mem_mb=2000,
     params:
-        base=as_option("base"),
+        base=as_option("base", "base"),
     shell:
         "minisandbox build base"
         " --plan {input.plan:q}"
@@ -57,7 +57,7 @@ rule find_interpreter:
         attempt=this_attempt,
         mem_mb=1000,
     params:
-        base=as_option("base"),
+        base=as_option("base", "base"),
     shell:
         "minisandbox build interpreter"
         " --plan {input.plan:q}"
@@ -87,8 +87,8 @@ rule build_environment:
         attempt=this_attempt,
         mem_mb=4000,
     params:
-        base=as_option("base"),
-        clones=lambda wildcards, input: [f"--clone={path}" for path in input.clones],
+        base=as_option("base", "base"),
+        clones=as_option("clone", "clones"),
     shell:
         "minisandbox build environment"
         " --plan {input.plan:q}"

@@ -30,8 +30,8 @@ rule build_instances:
         attempt=this_attempt,
         mem_mb=4000,
     params:
-        clones=lambda wildcards, input: [f"--clone={path}" for path in input.clones],
-        commits=lambda wildcards, input: [f"--commit={path}" for path in input.commits],
+        clones=as_option("clone", "clones"),
+        commits=as_option("commit", "commits"),
     shell:
         "minisandbox build instances"
         " --plan {input.plan:q}"
@@ -63,7 +63,7 @@ rule validate_instances:
         attempt=this_attempt,
         mem_mb=4000,
     params:
-        clones=lambda wildcards, input: [f"--clone={path}" for path in input.clones],
+        clones=as_option("clone", "clones"),
     shell:
         "minisandbox build validate"
         " --plan {input.plan:q}"
