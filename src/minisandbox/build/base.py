@@ -19,7 +19,7 @@ from minisandbox import archive, atomic, keys
 from minisandbox.build import stage
 from minisandbox.build.bases import joining
 from minisandbox.build.bases.packages import fetch
-from minisandbox.build.workshop import LAYER_DATE, Workshop
+from minisandbox.build.workshop import LAYER_DATE, Workshop, is_below
 from minisandbox.errors import StageFailed
 from minisandbox.idmap import remove_tree
 from minisandbox.records import codec
@@ -146,7 +146,7 @@ def _build(plan: BasePlan, below: Sequence[LayerRef], store: Store, log: Path) -
                 timeout=_TIMEOUT,
                 quiet=True,
             )
-            configured = shop.pack("base", date=LAYER_DATE, exclude=_is_left_out)
+            configured = shop.pack("base", date=LAYER_DATE, exclude=partial(is_below, _NOT_PACKED))
     return stage.new(
         BaseRecord,
         base=plan.identity,
@@ -200,7 +200,3 @@ def _write_known(folder: Path, packages: Sequence[joining.Package]) -> None:
 
 def _script() -> bytes:
     return (resources.files("minisandbox.build.bases") / _SCRIPT).read_bytes()
-
-
-def _is_left_out(path: str) -> bool:
-    return any(path == prefix or path.startswith(prefix + "/") for prefix in _NOT_PACKED)

@@ -11,6 +11,7 @@ import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -293,7 +294,7 @@ class Workshop:
                 upper,
                 date=date,
                 idmap=self._node.idmap,
-                exclude=exclude or _excluded,
+                exclude=exclude or partial(is_below, _UNPACKED),
                 newer=newer,
             )
         except UnpackableTree as error:
@@ -314,8 +315,9 @@ class Workshop:
             os.fsync(log.fileno())
 
 
-def _excluded(path: str) -> bool:
-    return any(path == prefix or path.startswith(prefix + "/") for prefix in _UNPACKED)
+def is_below(prefixes: Sequence[str], path: str) -> bool:
+    """Whether ``path`` is one of ``prefixes``, or in one of them."""
+    return any(path == prefix or path.startswith(prefix + "/") for prefix in prefixes)
 
 
 def _text(command: str | Sequence[str]) -> str:
