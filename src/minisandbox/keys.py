@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -24,6 +25,12 @@ def canonical_json(value: Any) -> bytes:
 def digest_of(value: Any) -> str:
     """``sha256:<64 hex>`` of the canonical JSON of ``value``."""
     return "sha256:" + hashlib.sha256(canonical_json(value)).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file's content, as 64 hex digits; raises ``OSError``."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def hex_of(digest: str) -> str:

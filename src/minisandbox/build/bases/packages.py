@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +10,7 @@ from urllib.parse import urlsplit
 import requests
 from tqdm import tqdm
 
-from minisandbox import atomic
+from minisandbox import atomic, keys
 from minisandbox.errors import StageFailed
 from minisandbox.records.plan import BasePlan, DebianPackage
 
@@ -49,7 +48,7 @@ def fetch(plan: BasePlan) -> list[Path]:
 
 def _fetch(package: DebianPackage, plan: BasePlan) -> Path:
     path = Path(plan.downloads) / package.sha256 / package.path.rpartition("/")[2]
-    if path.is_file() and _sha256(path) == package.sha256:
+    if path.is_file() and keys.file_sha256(path) == package.sha256:
         return path
     problems: list[str] = []
     passing = False
@@ -68,7 +67,7 @@ def _fetch(package: DebianPackage, plan: BasePlan) -> Path:
                         if left < 0:
                             raise _Other(f"{server} serves more than {package.size} bytes")
                         out.write(piece)
-                if (found := _sha256(temporary)) != package.sha256:
+                if (found := keys.file_sha256(temporary)) != package.sha256:
                     raise _Other(f"{server} serves another file (sha256 {found[:16]}…)")
             return path
         except _Other as error:
@@ -98,8 +97,3 @@ def addresses(package: DebianPackage, mirrors: Sequence[str], date: str) -> list
 
 class _Other(Exception):
     """A mirror has another file by that name."""
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

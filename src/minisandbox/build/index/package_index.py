@@ -7,7 +7,6 @@ again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ import requests
 from packaging.utils import InvalidSdistFilename, canonicalize_name, parse_sdist_filename
 from packaging.version import InvalidVersion, Version
 
-from minisandbox import atomic
+from minisandbox import atomic, keys
 from minisandbox.build.index.upstream import (
     DEFAULT_INDEX,
     certificates,
@@ -152,7 +151,7 @@ def _nearest(wanted: Version, versions: Sequence[Version]) -> str:
 def download(release: Release, cache: Path) -> Path:
     """The sdist in ``cache``, fetched unless it is there whole; its sha256 is always checked."""
     path = cache / release.sha256 / release.filename
-    if path.is_file() and _sha256(path) == release.sha256:
+    if path.is_file() and keys.file_sha256(path) == release.sha256:
         return path
     server = urlsplit(release.url).hostname or release.url
     with atomic.replacing(path) as temporary:
@@ -162,7 +161,7 @@ def download(release: Release, cache: Path) -> Path:
                     out.write(piece)
             except requests.RequestException as error:
                 raise _broken_transfer(release.filename, server, error) from error
-        actual = _sha256(temporary)
+        actual = keys.file_sha256(temporary)
         if actual != release.sha256:
             raise StageFailed(
                 "clone",
@@ -171,11 +170,6 @@ def download(release: Release, cache: Path) -> Path:
                 hint="a proxy or mirror serves something else; set PIP_INDEX_URL to another index",
             )
     return path
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _get(url: str, what: str, server: str) -> requests.Response:
