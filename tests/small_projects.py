@@ -188,6 +188,7 @@ class SmallProject:
             store=str(self.store.root),
             tools=str(self.folder / "tools"),
             index_cache=str(self.folder / "index"),
+            files_cache=str(self.folder / "files"),
             validate_runs=runs,
         )
         common: dict[str, Any] = {

@@ -56,8 +56,10 @@ SHARED = frozenset(
     {
         "bases",
         "batches",
+        "build_files",
         "checkouts",
         "dropping",
+        "fetching",
         "index",
         "planning",
         "relocate",

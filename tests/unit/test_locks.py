@@ -55,6 +55,7 @@ BATCH = BatchPlan(
     store="store",
     tools="tools",
     index_cache="cache",
+    files_cache="files",
 )
 
 

@@ -96,6 +96,7 @@ class Stage:
             store=str(self.folder / "store"),
             tools=str(self.folder / "tools"),
             index_cache=str(self.folder / "index"),
+            files_cache=str(self.folder / "files"),
             limits=self.limits,
             validate_runs=self.runs,
         )

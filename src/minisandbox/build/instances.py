@@ -12,6 +12,7 @@ from pathlib import Path
 
 from minisandbox import keys
 from minisandbox.build import batches, stage
+from minisandbox.build.build_files import fetch_files, put
 from minisandbox.build.checkouts.bugs import METHOD, plant
 from minisandbox.build.checkouts.checkout import (
     INDEX,
@@ -175,6 +176,12 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
             "smoke": [recipe.parser, recipe.grader],
             "scripts": scripts_digest(),
             **({"submodules": list(recipe.submodules)} if recipe.submodules else {}),
+            # Wherever it comes from, it is the same file.
+            **(
+                {"files": [[file.sha256, file.path] for file in recipe.files]}
+                if recipe.files
+                else {}
+            ),
             **({"missing_packages": list(missing)} if missing else {}),
         }
     )
@@ -264,6 +271,7 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
     if clone.failure is not None:
         raise StageFailed(clone.failure.kind, clone.failure.message, hint=clone.failure.hint)
     row = release_row(instance, recipe, clone)
+    given = fetch_files(recipe.files, Path(batch.plan.files_cache))
     clock = stage.Clock()
     commit = complete(instance, row).base_commit
     submodules = submodules_at(Path(clone.mirror), commit, recipe.submodules)
@@ -298,6 +306,7 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         ) as shop,
     ):
         with lent_history(shop, mirror.target, checkout.commit) as kept:
+            absent = put(shop, given)
             if recipe.install.strip():
                 shop.run(
                     recipe.install,
@@ -315,7 +324,7 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         kept.restore(shop)  # the repository's code ran again
         head = commit_install(shop, date=checkout.date)
         use = shop.network_use()
-        layer = shop.pack("instance", date=checkout.date, newer=frozenset({INDEX}))
+        layer = shop.pack("instance", date=checkout.date, newer=frozenset({INDEX}), without=absent)
         seconds |= shop.seconds
     wheelhouse = pack_wheelhouse(
         wheels, store=batch.store, log=log, name=instance.instance_id, limits=batch.limits

@@ -507,6 +507,7 @@ def _plan_environments(
                 store=config.store_path,
                 tools=config.tools_path,
                 index_cache=config.index_cache_path,
+                files_cache=config.files_cache_path,
                 lock=config.from_lock,
                 limits=limits_of(recipe, config).identity(),
                 validate_runs=config.validate_runs,

@@ -19,7 +19,7 @@ import pyarrow as pa
 from minisandbox.build.planning.config import Config, DatasetConfig
 from minisandbox.build.planning.recipes import PLANNED, Scope
 from minisandbox.records.manifest import ManifestRow
-from minisandbox.records.plan import Recipe
+from minisandbox.records.plan import Recipe, RequirementFile
 from minisandbox.records.stages import (
     BaseRecord,
     CloneRecord,
@@ -105,7 +105,7 @@ def _as_in_files(recipe: dict[str, Any]) -> None:
     recipe["properties"] |= json_schema(Scope)["properties"]
     for name in PLANNED:
         del recipe["properties"][name]
-    del recipe["$defs"]  # of those fields only
+    del recipe["$defs"][RequirementFile.__name__]  # of such a field only
     # Records know no limits by name; what a recipe leaves out is the configuration's.
     limits = json_schema(Limits)["properties"]
     for limit in limits.values():

@@ -280,10 +280,12 @@ class Workshop:
         *,
         date: int,
         newer: frozenset[str] = frozenset(),
+        without: Sequence[str] = (),
         exclude: Callable[[str], bool] | None = None,
     ) -> LayerRef:
         """End the sandbox and pack what was changed in it; ``date`` (unix seconds) goes on every
-        file. ``exclude`` says what is not packed, instead of what never is of environments.
+        file. ``without`` are paths that are not packed, beside those that never are of
+        environments; ``exclude`` says it instead of both.
         """
         start = time.monotonic()
         self._egress.close()  # before its socket goes with the sandbox
@@ -294,7 +296,7 @@ class Workshop:
                 upper,
                 date=date,
                 idmap=self._node.idmap,
-                exclude=exclude or partial(is_below, _UNPACKED),
+                exclude=exclude or partial(is_below, (*_UNPACKED, *without)),
                 newer=newer,
             )
         except UnpackableTree as error:

@@ -37,6 +37,17 @@ class RequirementFile:
 
 
 @dataclass(frozen=True)
+class BuildFile:
+    """A file that a build needs and that the package index does not have: ``url`` (http, https or
+    file) is where it comes from, ``sha256`` which one it is, ``path`` its place in the sandbox.
+    """
+
+    url: str
+    sha256: str
+    path: str
+
+
+@dataclass(frozen=True)
 class Recipe:
     """How the instances of one repository are installed and tested.
 
@@ -51,7 +62,7 @@ class Recipe:
     lets its tests make user namespaces. ``system_packages`` are the packages of Debian that the
     base has to have. ``submodules`` are checked out too, by path (``*``: all). ``blackhole`` lets
     what its tests send to addresses outside vanish, instead of being refused. ``services`` are
-    local ones that its tests talk to, by name.
+    local ones that its tests talk to, by name. ``files`` are there when ``install`` runs.
     """
 
     name: str
@@ -80,6 +91,7 @@ class Recipe:
     submodules: tuple[str, ...] = ()
     services: tuple[str, ...] = ()
     system_packages: tuple[str, ...] = ()
+    files: tuple[BuildFile, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -233,7 +245,8 @@ class InstancePlan:
 class BatchPlan:
     """The instances that one job builds, and one job validates, on one environment.
 
-    ``lock`` and ``index_cache`` are as in ``EnvironmentPlan``; ``tools`` holds the tools of the
+    ``lock`` and ``index_cache`` are as in ``EnvironmentPlan``; ``files_cache`` is where files of
+    recipes are kept; ``tools`` holds the tools of the
     pipeline that have environments of their own. ``limits`` are those of each sandbox, whatever the
     recipe leaves open. ``validate_runs`` is how often the tests run with the gold patch, and how
     often without one. ``loose`` says that git's objects of a checkout are one file each, so that a
@@ -250,6 +263,7 @@ class BatchPlan:
     store: str
     tools: str
     index_cache: str
+    files_cache: str
     lock: str = ""
     limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
     validate_runs: int = 1

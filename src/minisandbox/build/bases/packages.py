@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import requests
 from tqdm import tqdm
 
-from minisandbox import atomic, keys
+from minisandbox.build import fetching
 from minisandbox.errors import StageFailed
 from minisandbox.records.plan import BasePlan, DebianPackage
 
-#: Seconds for the connection, and between two pieces of an answer.
-_TIMEOUT = (20.0, 60.0)
 #: Archives ask for few connections at a time.
 _CONNECTIONS = 4
-_PIECE = 1 << 20
 
 
 def fetch(plan: BasePlan) -> list[Path]:
@@ -48,44 +43,17 @@ def fetch(plan: BasePlan) -> list[Path]:
 
 def _fetch(package: DebianPackage, plan: BasePlan) -> Path:
     path = Path(plan.downloads) / package.sha256 / package.path.rpartition("/")[2]
-    if path.is_file() and keys.file_sha256(path) == package.sha256:
-        return path
-    problems: list[str] = []
-    passing = False
-    for address in addresses(package, plan.mirrors, plan.date):
-        server = urlsplit(address).hostname or address
-        try:
-            with (
-                atomic.replacing(path) as temporary,
-                requests.get(address, stream=True, timeout=_TIMEOUT) as answer,
-            ):
-                answer.raise_for_status()
-                left = package.size
-                with temporary.open("wb") as out:
-                    for piece in answer.iter_content(_PIECE):
-                        left -= len(piece)
-                        if left < 0:
-                            raise _Other(f"{server} serves more than {package.size} bytes")
-                        out.write(piece)
-                if (found := keys.file_sha256(temporary)) != package.sha256:
-                    raise _Other(f"{server} serves another file (sha256 {found[:16]}…)")
-            return path
-        except _Other as error:
-            problems.append(str(error))
-        except requests.HTTPError as error:
-            code = error.response.status_code
-            passing = passing or code >= 500 or code == 429
-            problems.append(f"{server} answers {code}")
-        except requests.RequestException as error:
-            passing = passing or not isinstance(error, ValueError)
-            problems.append(f"{server} cannot be reached ({type(error).__name__})")
-    raise StageFailed(
-        "index",
-        f"the package {package.name} {package.version} cannot be fetched: {'; '.join(problems)}",
-        hint="check the network, and 'mirrors' of the base; "
-        "if the archive has moved on, make its lock again",
-        transient=passing,
-    )
+    places = addresses(package, plan.mirrors, plan.date)
+    try:
+        return fetching.fetch(places, path, sha256=package.sha256, most=package.size)
+    except fetching.Unfetched as error:
+        raise StageFailed(
+            "index",
+            f"the package {package.name} {package.version} cannot be fetched: {error}",
+            hint="check the network, and 'mirrors' of the base; "
+            "if the archive has moved on, make its lock again",
+            transient=error.passing,
+        ) from None
 
 
 def addresses(package: DebianPackage, mirrors: Sequence[str], date: str) -> list[str]:
@@ -93,7 +61,3 @@ def addresses(package: DebianPackage, mirrors: Sequence[str], date: str) -> list
     return [
         mirror.format(archive=package.archive, path=package.path, date=date) for mirror in mirrors
     ]
-
-
-class _Other(Exception):
-    """A mirror has another file by that name."""

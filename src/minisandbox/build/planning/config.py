@@ -68,6 +68,11 @@ class Config:
         """
         return self.index_cache or f"{self.from_lock or self.results}/downloads/index"
 
+    @property
+    def files_cache_path(self) -> str:
+        """Where files that recipes name are kept; as above, those of the build before."""
+        return f"{self.from_lock or self.results}/downloads/files"
+
 
 @dataclass(frozen=True)
 class Pair:

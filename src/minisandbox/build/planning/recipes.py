@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from minisandbox.build.planning import debian
+from minisandbox.build.planning.build_files import checked_files
 from minisandbox.build.planning.config import Config, check_date
 from minisandbox.build.planning.sourced import SourcedRecipe
 from minisandbox.build.planning.yamlfile import read_yaml
@@ -110,6 +111,7 @@ def read_recipe(path: Path) -> RecipeFile:
     unsaid = {"python": "3.0", "test": "true"} if scope.amends else {}
     recipe = codec.decode(Recipe, {"name": path.stem, **unsaid, **said}, where=str(path))
     _check(recipe, str(path))
+    recipe = replace(recipe, files=checked_files(recipe.files, path))
     origins = {key: f"{path}: {key}" for key in ("name", *said)}
     return RecipeFile(path, scope, SourcedRecipe(recipe, origins))
 
