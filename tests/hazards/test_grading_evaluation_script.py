@@ -381,12 +381,48 @@ new file mode 120000
 """ + HOOK.replace(".git/", "way/")
 
 
+#: To git no hunk of any file, and the reason why it refuses the patch before it looks at names.
+NO_HUNK = "@@ -1,9999 +1,9999 @@\n"
+#: What `patch` takes for two changes, of which the first ends with a line of content.
+HOOK_AFTER_CONTEXT = f"""\
+*** a/code.sh
+--- b/code.sh
+***************
+*** 1 ****
+  answer=41
+--- 1,2 ----
+  answer=41
++++ y
+{NO_HUNK}{HOOK}"""
+CONFIG = """\
+- --- a/.git/config
++++ b/none
+@@ -1 +1,2 @@
+ [core]
++\thooksPath = /testbed/hooks
+"""
+
+
 @pytest.mark.parametrize(
-    "patch", [HOOK, FIX + HOOK, "@@ -1,9 +1,9 @@ is no hunk\n" + HOOK, HOOK_BEHIND_A_LINK]
+    "patch",
+    [
+        HOOK,
+        FIX + HOOK,
+        NO_HUNK + HOOK,
+        HOOK_BEHIND_A_LINK,
+        NO_HUNK + HOOK_BEHIND_A_LINK,
+        NO_HUNK + HOOK_BEHIND_A_LINK.replace("120000", "120777"),
+        NO_HUNK + HOOK_BEHIND_A_LINK.replace("b/way/", "any//way/"),
+        HOOK_AFTER_CONTEXT,
+        CONFIG,
+    ],
 )
 def test_a_patch_that_writes_hooks_is_not_applied(project: Project, patch: str) -> None:
     with project.start() as instance:
-        with pytest.raises(PatchFailed, match=r"^patch does not apply: it (names|makes)"):
+        configured = instance.read_file("/testbed/.git/config")
+        with pytest.raises(PatchFailed, match=r"^patch does not apply: error: "):
+            instance.apply_patch(patch)
+        with pytest.raises(PatchFailed, match=r"^patch does not apply: error: "):
             run_script(
                 instance,
                 project.script(CHANGED, restored="tests/old.sh"),
@@ -398,6 +434,7 @@ def test_a_patch_that_writes_hooks_is_not_applied(project: Project, patch: str) 
             )
         assert instance.read_file("/testbed/code.sh") == b"answer=41\n"
         assert instance.run("ls .git/hooks/post-checkout").exit_code != 0
+        assert instance.read_file("/testbed/.git/config") == configured
 
 
 #: Only `patch` takes the second half, whose context is not what the file says.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from minisandbox.evaluate.patches import (
     created_paths,
-    outside_of_tree,
     patched_paths,
     remaining_paths,
 )
+from minisandbox.runtime.patchnames import is_for_git_alone
 
 
 def git(folder: Path, *words: str) -> str:
@@ -79,7 +80,8 @@ def new_file(name: str, *lines: str) -> str:
 HOOK = ".git/hooks/post-checkout"
 FIX = "--- a/x.py\n+++ b/x.py\n@@ -1 +1 @@\n-a\n+b\n"
 LINK = "diff --git a/way b/way\nnew file mode 120000\n" + new_file("b/way", ".git")
-A_DIFF = f" --- a/{HOOK}\n--- a/{HOOK}\n+++ b/{HOOK}\n x\n"
+#: It ends with a line that looks like a header, and is one of content.
+CONTEXT = "*** a/x\n--- b/x\n***************\n*** 1 ****\n  a\n--- 1,2 ----\n  a\n+++ y\n"
 
 
 @pytest.mark.parametrize(
@@ -103,11 +105,22 @@ A_DIFF = f" --- a/{HOOK}\n--- a/{HOOK}\n+++ b/{HOOK}\n x\n"
         FIX + "\\ No newline at end of file\n" + new_file(f"b/{HOOK}"),
         "--- a/y\n+++ b/y\n@@ -1,2 +1,2 @@\n\t\n-a\n+b\n" + new_file(f"b/{HOOK}"),
         new_file(f"b/{HOOK}").replace("\n", "\r\n"),
+        f"Index:{HOOK}\n" + FIX,
+        f"XX--- a/y\nXX+++ b/{HOOK}\nXX@@ -0,0 +1 @@\nXX+x\n",
+        f"- --- a/{HOOK}\n+++ b/y\n@@ -1 +1 @@\n-x\n+y\n",
+        CONTEXT + "@@ -1,9999 +1,9999 @@\n" + new_file(f"b/{HOOK}"),
+        LINK,
         LINK + new_file("b/way/hooks/post-checkout"),
+        "@@ -1,9999 +1,9999 @@\n" + LINK,
+        LINK.replace("120000", "120777"),
+        LINK.replace("120000", " 00120000"),
+        LINK.replace("new file mode", "old mode 100644\nnew mode"),
+        LINK.replace("new file mode", "index 0123456..789abcd"),
+        LINK.replace("new file mode", "  new file mode"),
     ],
 )
-def test_a_patch_that_writes_to_a_repository_of_git_is_seen(patch: str) -> None:
-    assert outside_of_tree(patch) is not None
+def test_what_may_write_to_a_repository_of_git_is_for_git_alone(patch: str) -> None:
+    assert is_for_git_alone(patch)
 
 
 @pytest.mark.parametrize(
@@ -115,18 +128,26 @@ def test_a_patch_that_writes_to_a_repository_of_git_is_seen(patch: str) -> None:
     [
         "",
         FIX,
-        LINK,
-        LINK + new_file("b/wayward.py"),
+        FIX.replace("--- a", "index 0123456..789abcd 100644\n--- a"),
+        "diff --git a/sub b/sub\nindex 0123456..789abcd 160000\n",
+        "diff --git a/x b/x\nold mode 100644\nnew mode 100755\n",
         new_file("b/.gitignore", ".git/"),
         new_file("b/.github/x.yml"),
         new_file("b/x.git/y"),
-        new_file("b/a.diff", f"--- a/{HOOK}", f"++ b/{HOOK}"),
-        # Context, removed and added lines of a file that holds a diff.
-        "--- a/a.diff\n+++ b/a.diff\n@@ -1,3 +1,3 @@\n" + A_DIFF,
+        new_file("b/a.diff", f"--- a/{HOOK}", f"+++ b/{HOOK}"),
     ],
 )
-def test_a_patch_of_the_work_tree_is_none_such(patch: str) -> None:
-    assert outside_of_tree(patch) is None
+def test_a_patch_of_the_work_tree_is_for_other_programs_too(patch: str) -> None:
+    assert not is_for_git_alone(patch)
+
+
+@pytest.mark.parametrize(
+    "line", ["-" * 10**6, " X" * 10**6, "index" + " " * 10**6, '--- "' + '\\"' * 10**6]
+)
+def test_a_long_line_is_read_once(line: str) -> None:
+    started = time.process_time()
+    is_for_git_alone(line)
+    assert time.process_time() - started < 10
 
 
 def test_made_files_are_those_without_an_old_side() -> None:

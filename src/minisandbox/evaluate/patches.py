@@ -4,51 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-_QUOTED = re.compile(rb'\\([0-7]{3}|[abfnrtv"\\])')
-_ESCAPES = {
-    b"a": b"\a",
-    b"b": b"\b",
-    b"f": b"\f",
-    b"n": b"\n",
-    b"r": b"\r",
-    b"t": b"\t",
-    b"v": b"\v",
-}
+from minisandbox.runtime.patchnames import unquoted
 
-#: How git and `patch` are told of a file: of headers, also those of other kinds of diffs, indented
-#: as in a mail.
-_NAMING = re.compile(
-    r"\s*(?:---|\+\+\+|\*\*\*|Index:|diff --git|(?:rename|copy) (?:from|to))\s+(.*)"
-)
-_QUOTED_NAME = re.compile(r'"(?:[^"\\]|\\.)*"')
-_IN_GIT = re.compile(r"""(?:^|[/\s])\.git(?:$|[/\s])""", re.IGNORECASE)
-_LINK_MODE = re.compile(r"\s*(?:new file mode|new mode) 120000\b")
 _HUNK = re.compile(r"@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
-
-
-def outside_of_tree(patch: str) -> str | None:
-    """Why no program may be asked to apply ``patch``: a path of it lies in a ``.git``, or behind a
-    link that the patch makes; ``None`` if there is none.
-
-    Git itself refuses such paths. `patch`, which is asked after it, does not: a hook of git written
-    so would run in the evaluation, after the trusted test files are in place.
-    """
-    links: set[str] = set()
-    header = ""
-    for line in _lines_outside_of_hunks(patch):
-        if (naming := _NAMING.match(line)) is not None:
-            named = _QUOTED_NAME.sub(lambda name: _unquote(name[0]), naming[1])
-            if _IN_GIT.search(named):
-                return f"it names a path in a .git: {named[:200]!r}"
-            if line.lstrip().startswith("diff --git "):
-                header = line.lstrip().removeprefix("diff --git ")
-        elif _LINK_MODE.match(line):
-            links.update(_header_paths(header))
-    for path in patched_paths(patch) if links else ():
-        if any(path.startswith(f"{link}/") for link in links):
-            return f"it makes a symbolic link and writes behind it: {path!r}"
-    return None
 
 
 def _lines_outside_of_hunks(patch: str) -> Iterator[str]:
@@ -95,11 +55,11 @@ def patched_paths(patch: str) -> tuple[str, ...]:
             for path in _header_paths(header):
                 paths.setdefault(path)
         elif line.startswith(("--- ", "+++ ")):
-            name = _unquote(line[4:].split("\t")[0])
+            name = unquoted(line[4:].split("\t")[0])
             if name != "/dev/null":
                 paths.setdefault(_without_prefix(name))
         elif line.startswith(("rename from ", "rename to ", "copy from ", "copy to ")):
-            paths.setdefault(_unquote(line.split(" ", 2)[2]))
+            paths.setdefault(unquoted(line.split(" ", 2)[2]))
         elif match := _HUNK.match(line):
             in_hunk = int(match[1] or 1) + int(match[2] or 1)
     return tuple(paths)
@@ -107,49 +67,56 @@ def patched_paths(patch: str) -> tuple[str, ...]:
 
 def created_paths(patch: str) -> tuple[str, ...]:
     """The paths that the patch makes, in order: those of which there is no old side."""
-    return tuple(path for path in patched_paths(patch) if path in _new_sides(patch))
+    made = _sides(patch).made
+    return tuple(path for path in patched_paths(patch) if path in made)
 
 
 def remaining_paths(patch: str) -> tuple[str, ...]:
     """The paths that the patch changes or makes, in order: without those that it takes away, and
     without those that it copies from.
     """
-    old: set[str] = set()
-    header, before = "", ""
-    for line in _lines_outside_of_hunks(patch):
-        if line.startswith("diff --git "):
-            header = line.removeprefix("diff --git ")
-        elif line.startswith("deleted file mode "):
-            old.update(_header_paths(header))
-        elif line.startswith(("rename from ", "copy from ")):
-            old.add(_unquote(line.split(" ", 2)[2]))
-        elif line.rstrip() == "+++ /dev/null":
-            old.add(_without_prefix(_unquote(before)))
-        before = line[4:].split("\t")[0] if line.startswith("--- ") else ""
+    old = _sides(patch).old
     return tuple(path for path in patched_paths(patch) if path not in old)
 
 
-def _new_sides(patch: str) -> frozenset[str]:
-    made: set[str] = set()
+@dataclass(frozen=True)
+class _Sides:
+    """Paths of which there is one side alone: those that are ``made``, and those that are taken
+    away or copied from.
+    """
+
+    made: set[str] = field(default_factory=set[str])
+    old: set[str] = field(default_factory=set[str])
+
+
+def _sides(patch: str) -> _Sides:
+    found = _Sides()
     header, before = "", ""
     for line in _lines_outside_of_hunks(patch):
+        after = line[4:].split("\t")[0] if line.startswith("+++ ") else ""
         if line.startswith("diff --git "):
             header = line.removeprefix("diff --git ")
         elif line.startswith("new file mode "):
-            made.update(_header_paths(header))
+            found.made.update(_header_paths(header))
+        elif line.startswith("deleted file mode "):
+            found.old.update(_header_paths(header))
         elif line.startswith(("rename to ", "copy to ")):
-            made.add(_unquote(line.split(" ", 2)[2]))
-        elif line.startswith("+++ ") and before == "/dev/null":
-            made.add(_without_prefix(_unquote(line[4:].split("\t")[0])))
+            found.made.add(unquoted(line.split(" ", 2)[2]))
+        elif line.startswith(("rename from ", "copy from ")):
+            found.old.add(unquoted(line.split(" ", 2)[2]))
+        elif after.rstrip() == "/dev/null":
+            found.old.add(_without_prefix(unquoted(before)))
+        elif after and before == "/dev/null":
+            found.made.add(_without_prefix(unquoted(after)))
         before = line[4:].split("\t")[0] if line.startswith("--- ") else ""
-    return frozenset(made)
+    return found
 
 
 def _header_paths(header: str) -> tuple[str, ...]:
     """Both names of ``diff --git``; ambiguous only for renames, whose own lines name them again."""
     if header.startswith('"'):
         end = re.match(r'"(?:[^"\\]|\\.)*"', header)
-        return (_without_prefix(_unquote(end[0])),) if end else ()
+        return (_without_prefix(unquoted(end[0])),) if end else ()
     middle = len(header) // 2
     first, second = header[:middle], header[middle + 1 :]
     if _without_prefix(first) == _without_prefix(second):
@@ -159,16 +126,3 @@ def _header_paths(header: str) -> tuple[str, ...]:
 
 def _without_prefix(name: str) -> str:
     return name[2:] if name[:2] in ("a/", "b/") else name
-
-
-def _unquote(name: str) -> str:
-    """Undo git's C-style quoting of unusual names."""
-    if not (name.startswith('"') and name.endswith('"') and len(name) > 1):
-        return name
-    raw = name[1:-1].encode("utf-8", "surrogateescape")
-
-    def replace(match: re.Match[bytes]) -> bytes:
-        code = match[1]
-        return bytes([int(code, 8)]) if len(code) == 3 else _ESCAPES.get(code, code)
-
-    return _QUOTED.sub(replace, raw).decode("utf-8", "surrogateescape")

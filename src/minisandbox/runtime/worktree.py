@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Sequence
 
 from minisandbox.errors import InvalidInput, MiniSandboxError, PatchFailed
+from minisandbox.runtime.patchnames import is_for_git_alone
 from minisandbox.sandbox import Result, Sandbox, arguments
 
 #: Where ``start_instance`` binds the pristine ``.git`` of the source and the instance layer.
@@ -147,6 +148,28 @@ def diff(sandbox: Sandbox, head_tree: str) -> bytes:
     return result.stdout
 
 
+_BY_GIT = """
+cat > "$scratch/patch"
+git apply --whitespace=nowarn "$scratch/patch" 2> "$scratch/why" && exit 0
+"""
+# What git refuses for where it would write, `patch` must not be asked to do.
+_BY_PATCH = """
+if command -v patch >/dev/null && ! grep -qE 'invalid path|symbolic link' "$scratch/why"; then
+  if patch --dry-run --batch --forward --fuzz=5 -p1 -i "$scratch/patch" >/dev/null 2>&1; then
+    patch --batch --forward --fuzz=5 --no-backup-if-mismatch -p1 -i "$scratch/patch" >&2
+    exit
+  fi
+fi
+"""
+_REFUSED = """
+if git apply --whitespace=nowarn --reverse --check "$scratch/patch" 2>/dev/null; then
+  echo 'it is applied already' >&2
+fi
+cat "$scratch/why" >&2
+exit 1
+"""
+
+
 def apply_patch(sandbox: Sandbox, patch: str, *, name: str) -> None:
     """``git apply``, then ``patch`` with the fuzz the official harness allows; nothing is changed
     on failure.
@@ -155,23 +178,8 @@ def apply_patch(sandbox: Sandbox, patch: str, *, name: str) -> None:
     content = arguments.encoded("patch", patch, remedy=remedy)
     if not content.endswith(b"\n"):
         content += b"\n"
-    # What git refuses for where it would write, `patch` must not be asked to do.
-    script = """
-cat > "$scratch/patch"
-git apply --whitespace=nowarn "$scratch/patch" 2> "$scratch/why" && exit 0
-if command -v patch >/dev/null && ! grep -qE 'invalid path|symbolic link' "$scratch/why"; then
-  if patch --dry-run --batch --forward --fuzz=5 -p1 -i "$scratch/patch" >/dev/null 2>&1; then
-    patch --batch --forward --fuzz=5 --no-backup-if-mismatch -p1 -i "$scratch/patch" >&2
-    exit
-  fi
-fi
-if git apply --whitespace=nowarn --reverse --check "$scratch/patch" 2>/dev/null; then
-  echo 'it is applied already' >&2
-fi
-cat "$scratch/why" >&2
-exit 1
-"""
-    result = _git(sandbox, script, stdin=content)
+    by_patch = "" if is_for_git_alone(patch) else _BY_PATCH
+    result = _git(sandbox, _BY_GIT + by_patch + _REFUSED, stdin=content)
     if result.exit_code != 0:
         raise PatchFailed(name, _tail(result))
 

@@ -14,7 +14,7 @@ from minisandbox.build.checkouts.checkout import Head, normalise_index, script
 from minisandbox.build.checkouts.lending import KeptGit
 from minisandbox.build.workshop import Workshop
 from minisandbox.errors import PatchFailed, StageFailed
-from minisandbox.evaluate.patches import outside_of_tree, patched_paths
+from minisandbox.evaluate.patches import patched_paths
 from minisandbox.runtime import worktree
 from minisandbox.runtime.instance import TESTBED
 
@@ -48,8 +48,6 @@ def plant(
     Raises ``StageFailed`` of kind ``patch`` or ``install``.
     """
     changed = patched_paths(bug)
-    if (reason := outside_of_tree(bug)) is not None:
-        raise StageFailed("patch", f"the bug cannot be put in: {reason}")
     tracked = _tracked(shop)
     hidden = sorted(tracked & {*hidden})
     copies = _copies(shop, sorted(tracked & {*changed} - {*hidden}))

@@ -24,7 +24,7 @@ from minisandbox.runtime import Instance
 #: Version of what is done around the official code: how a patch is applied, what a log must show,
 #: what of the harness's report decides. A change of meaning in this module or in script.py counts
 #: it up, and makes every validation anew.
-_METHOD = 3
+_METHOD = 4
 
 #: What a test spec is kept as, besides who made it.
 _KEPT = (("test_spec", dict), ("eval_script", str), ("install", str))

@@ -22,9 +22,9 @@ from minisandbox.evaluate.run_tests import (
     TestOutput,
     capture,
     refuse_full,
-    refuse_outside_of_tree,
 )
 from minisandbox.runtime import Instance
+from minisandbox.runtime.patchnames import is_for_git_alone
 
 #: The script's own commands as `set -x` tells of them.
 _START_TRACE, _END_TRACE = f": '{START}'", f": '{END}'"
@@ -116,12 +116,11 @@ def run_script(
 
 
 def _apply(instance: Instance, patch: str, timeout: float) -> None:
-    refuse_outside_of_tree(patch)
     if not patch.endswith("\n"):  # lost on its way from a model; to git the last hunk is cut off
         patch += "\n"
     instance.write_file(_PATCH, patch.encode("utf-8", "surrogateescape"))
     said = ""
-    for command in _APPLY:
+    for command in _APPLY[:1] if is_for_git_alone(patch) else _APPLY:
         result = instance.run(
             [*command.split(), _PATCH], user=0, timeout=timeout, merge_stderr=True
         )
