@@ -65,17 +65,19 @@ class Sandbox(Closing):
         env: Mapping[str, str],
         cwd: str,
         name: str,
+        user: str | int | None = None,
         kept: tuple[Kept, ...] = (),
     ) -> None:
         self._layers = layers
         self._options = options
         self._env = dict(env)
         self._cwd = cwd
+        self._user = user
         #: Of those who end, exchange or copy it, one at a time; each may take long.
         self._changing = threading.Lock()
         #: Taken second. Held while nobody inside could serve a request.
         self._lock = threading.Lock()
-        self._requests = Requests(self._env, cwd, self._lock)
+        self._requests = Requests(self._env, cwd, user, self._lock)
         #: What snapshots left of this sandbox's changes, oldest first.
         self._kept = tuple(part.retain() for part in kept)
         try:
@@ -97,6 +99,7 @@ class Sandbox(Closing):
         profile: Profile | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str = "/",
+        user: str | int | None = None,
         name: str = "",
         start_timeout: float = 120.0,
     ) -> Sandbox:
@@ -105,8 +108,9 @@ class Sandbox(Closing):
 
         ``scratch`` is an existing directory on a local file system; the sandbox makes one directory
         of its own there, removes it when it closes, and removes what killed ones left. ``env`` is
-        added to ``DEFAULT_ENV`` for every command. Raises ``HostUnsupported`` where the kernel
-        refuses something, and ``InvalidInput`` for layers that cannot be stacked.
+        added to ``DEFAULT_ENV`` for every command, and ``user`` is who runs those that name nobody
+        (root unless given). Raises ``HostUnsupported`` where the kernel refuses something, and
+        ``InvalidInput`` for layers that cannot be stacked.
         """
         patience = arguments.seconds("start_timeout", start_timeout)
         if patience is None or not 0 < patience <= LONGEST_WAIT:
@@ -129,6 +133,7 @@ class Sandbox(Closing):
             {**DEFAULT_ENV, **arguments.variables("env", env)},
             arguments.text("cwd", cwd),
             arguments.text("name", name),
+            arguments.user("user", user),
         )
 
     @property
@@ -463,6 +468,7 @@ class Sandbox(Closing):
             self._env,
             self._cwd,
             arguments.text("name", name),
+            self._user,
             kept=snapshot.kept,
         )
 

@@ -49,13 +49,16 @@ class Requests:
 
     link: Link
 
-    def __init__(self, env: Mapping[str, str], cwd: str, lock: threading.Lock) -> None:
+    def __init__(
+        self, env: Mapping[str, str], cwd: str, user: str | int | None, lock: threading.Lock
+    ) -> None:
         self.name = ""
         self.closed = ""
         # Held while a request is sent and while no PID 1 could serve it; not while a command runs.
         self._lock = lock
         self._env = dict(env)
         self._cwd = cwd
+        self._user = user
         self._numbers = itertools.count()
         self._held: set[Forgettable] = set()
 
@@ -99,7 +102,7 @@ class Requests:
         checked = arguments.command("command", command)
         given = arguments.variables("env", env)
         place = "" if cwd is None else arguments.text("cwd", cwd)
-        account = arguments.user("user", user)
+        account = arguments.user("user", self._user if user is None else user)
         whole = {**self._env, **given}
         if account not in (None, 0, "0", "root") and "HOME" not in given:
             del whole["HOME"]  # root's; the account's own is set inside
