@@ -16,6 +16,7 @@ import pytest
 from minisandbox.archive import Limits, pack, unpack
 from minisandbox.errors import MiniSandboxError, UnsafeArchive
 from minisandbox.idmap import IdMap, call_mapped, current, remove_tree, single
+from tars import END, block, directory, entry, file, hard_link, pax, record, symlink, tar
 
 LIMITS = Limits(max_bytes=1 << 20, max_files=50)
 IDMAPS = [current()] if current().kind in ("root", "single") else [current(), single()]
@@ -34,64 +35,6 @@ def place(tmp_path: Path, idmap: IdMap) -> Iterator[Path]:
         remove_tree(path, idmap)
 
 
-def entry(name: str, kind: bytes = tarfile.REGTYPE, **fields: object) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type = kind
-    for key, value in fields.items():
-        setattr(info, key, value)
-    return info
-
-
-def tar(*entries: tarfile.TarInfo, style: int = tarfile.PAX_FORMAT) -> bytes:
-    """An archive of ``entries``; those that have a size get that many bytes."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=style) as archive:
-        for info in entries:
-            archive.addfile(info, io.BytesIO(bytes(info.size)) if info.isreg() else None)
-    return out.getvalue()
-
-
-def file(name: str, size: int = 0, **fields: object) -> tarfile.TarInfo:
-    return entry(name, size=size, **fields)
-
-
-def symlink(name: str, target: str) -> tarfile.TarInfo:
-    return entry(name, tarfile.SYMTYPE, linkname=target)
-
-
-def hard_link(name: str, target: str) -> tarfile.TarInfo:
-    return entry(name, tarfile.LNKTYPE, linkname=target)
-
-
-def directory(name: str) -> tarfile.TarInfo:
-    return entry(name, tarfile.DIRTYPE, mode=0o755)
-
-
-def block(name: bytes = b"f", *, field: slice | None = None, value: bytes = b"") -> bytes:
-    """One header of an empty file, with some bytes replaced and the checksum made right again."""
-    header = bytearray(tar(file(name.decode()), style=tarfile.USTAR_FORMAT)[:512])
-    if field is not None:
-        header[field] = value.ljust(field.stop - field.start, b"\0")
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    return bytes(header)
-
-
-def pax(body: bytes, flag: bytes = b"x", size: int | None = None) -> bytes:
-    head = bytearray(block(b"pax", field=slice(156, 157), value=flag))
-    head[124:136] = b"%011o\0" % (len(body) if size is None else size)
-    head[148:156] = b" " * 8
-    head[148:156] = b"%06o\0 " % sum(head)
-    return bytes(head) + body + bytes(-len(body) % 512)
-
-
-def record(key: bytes, value: bytes) -> bytes:
-    length = len(key) + len(value) + 3
-    length += len(str(length + len(str(length))))
-    return b"%d %b=%b\n" % (length, key, value)
-
-
-END = bytes(1024)
 SIZE, MODE, UID, MTIME = slice(124, 136), slice(100, 108), slice(108, 116), slice(136, 148)
 
 HOSTILE: dict[str, tuple[bytes, str]] = {

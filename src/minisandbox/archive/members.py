@@ -32,13 +32,17 @@ _NO_XATTRS: Mapping[bytes, bytes] = {}
 
 
 class Kind(Enum):
-    """What a member is; the value is the type flag of its header."""
+    """What a member is; the value is the type flag of its header.
+
+    Devices are only ever read, in archives of others: nothing here packs or unpacks one.
+    """
 
     FILE = b"0"
     HARD_LINK = b"1"
     SYMLINK = b"2"
     DIRECTORY = b"5"
     FIFO = b"6"
+    DEVICE = b"3"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,13 +37,10 @@ _FIELDS = struct.Struct("100s8s8s8s12s12s8x1s100s8s80x155s12x")
 _DIGITS = frozenset(b"01234567")
 _KINDS: dict[bytes, Kind] = {kind.value: kind for kind in Kind} | {
     b"\0": Kind.FILE,
+    b"4": Kind.DEVICE,
     b"7": Kind.FILE,
 }
-_REFUSED = {
-    b"3": "it is a device",
-    b"4": "it is a device",
-    b"S": "it is a GNU sparse file, which layers do not use",
-}
+_SPARSE = "it is a GNU sparse file, which layers do not use"
 #: Dates a file system can hold, in seconds.
 _DATES = range(-(1 << 31), 1 << 34)
 
@@ -58,10 +55,14 @@ class Malformed(Exception):
 
 
 class Reader:
-    """Iterates over members; the content of the current one is read with ``content``."""
+    """Iterates over members; the content of the current one is read with ``content``.
 
-    def __init__(self, stream: BinaryIO) -> None:
+    A device is ``Malformed`` unless ``devices`` says that the caller knows what to do with it.
+    """
+
+    def __init__(self, stream: BinaryIO, *, devices: bool = False) -> None:
         self._stream = stream
+        self._devices = devices
         self._left = 0
         self._padding = 0
         self._name = b""
@@ -148,6 +149,8 @@ class Reader:
         if len(path) > _PATH_LIMIT:
             raise Malformed(self._name, f"its path is longer than {_PATH_LIMIT} bytes")
         kind = _kind(flag, path, records)
+        if kind is Kind.DEVICE and not self._devices:
+            raise Malformed(path, "it is a device")
         length = _decimal(records, b"size", size, path)
         if length < 0 or (length and kind is not Kind.FILE):
             raise Malformed(path, f"it has {length} bytes of content, which its type cannot have")
@@ -166,9 +169,9 @@ class Reader:
 
 def _kind(flag: bytes, path: bytes, records: dict[bytes, bytes]) -> Kind:
     if any(key.startswith(b"GNU.sparse.") for key in records):
-        raise Malformed(path, _REFUSED[b"S"])
+        raise Malformed(path, _SPARSE)
     if flag not in _KINDS:
-        raise Malformed(path, _REFUSED.get(flag, f"its type is {flag!r}"))
+        raise Malformed(path, _SPARSE if flag == b"S" else f"its type is {flag!r}")
     if _KINDS[flag] is Kind.FILE and path.endswith(b"/"):
         return Kind.DIRECTORY  # The way of archivers before 1988.
     return _KINDS[flag]

@@ -18,6 +18,7 @@ LayerKind = Literal[
     "bug",
     "wheelhouse",
     "checkpoint",
+    "image",
 ]
 
 

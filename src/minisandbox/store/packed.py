@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import zstandard
 
@@ -107,11 +107,29 @@ class Store:
         options = functools.partial(archive.pack, date=date, idmap=idmap, newer=newer)
         packing = options if exclude is None else functools.partial(options, exclude=exclude)
         with reachable(tree) as source, self._incoming() as (incoming, fd):
-            write = functools.partial(_compress, packing, source, fd, self._level)
+            pack = functools.partial(packing, source)
+            write = functools.partial(_compress, pack, fd, self._level)
             with explained("write to the store", self.root, only=WRITE_ERRORS):
                 digest, stats = call_carrying(idmap, write)
-            with explained("write to the store", self.root):
-                size = self._keep(incoming, fd, digest)
+            return self._kept(kind, incoming, fd, digest, stats)
+
+    def add_written(
+        self, kind: LayerKind, write: Callable[[BinaryIO], archive.PackStats]
+    ) -> LayerRef:
+        """Keep the tar that ``write`` writes, unless a whole layer of its digest is there.
+
+        What ``write`` raises is raised, and then nothing is kept. Raises ``StoreUnusable``.
+        """
+        with self._incoming() as (incoming, fd):
+            with explained("write to the store", self.root, only=WRITE_ERRORS):
+                digest, stats = _compress(write, fd, self._level)
+            return self._kept(kind, incoming, fd, digest, stats)
+
+    def _kept(
+        self, kind: LayerKind, incoming: Path, fd: int, digest: str, stats: archive.PackStats
+    ) -> LayerRef:
+        with explained("write to the store", self.root):
+            size = self._keep(incoming, fd, digest)
         return LayerRef(kind, digest, size, stats.unpacked_size, stats.files)
 
     def _keep(self, incoming: Path, fd: int, digest: str) -> int:
@@ -221,14 +239,10 @@ def _remove_abandoned(directory: Path) -> None:
             os.close(fd)
 
 
-class _Packing(Protocol):
-    """``archive.pack`` with all but tree and stream filled in."""
-
-    def __call__(self, tree: Path, out: BinaryIO, /) -> archive.PackStats: ...
-
-
-def _compress(packing: _Packing, tree: Path, fd: int, level: int) -> tuple[str, archive.PackStats]:
-    """Write the packed tree to ``fd``; returns its digest."""
+def _compress(
+    write: Callable[[BinaryIO], archive.PackStats], fd: int, level: int
+) -> tuple[str, archive.PackStats]:
+    """Pack the tar that ``write`` writes into ``fd``; returns its digest."""
     parameters = zstandard.ZstdCompressionParameters(
         compression_level=level, window_log=_WINDOW_LOG, enable_ldm=True, write_checksum=True
     )
@@ -239,7 +253,7 @@ def _compress(packing: _Packing, tree: Path, fd: int, level: int) -> tuple[str, 
         with compressor.stream_writer(file, closefd=False) as compressing:
             sink = _Hashing(compressing)
             with io.BufferedWriter(sink, _BUFFER) as out:
-                stats = packing(tree, out)
+                stats = write(out)
     return sink.digest, stats
 
 
