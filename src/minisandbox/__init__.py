@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from minisandbox.runtime import Cache
+    from minisandbox.runtime import Cache, Image
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "open_cache"]
+__all__ = ["__version__", "open_cache", "open_image"]
 
 
 def open_cache(folder: str | Path = "results", *, store: str | Path | None = None) -> Cache:
@@ -23,3 +23,12 @@ def open_cache(folder: str | Path = "results", *, store: str | Path | None = Non
     from minisandbox import runtime
 
     return runtime.open_cache(folder, store=store)
+
+
+def open_image(
+    name: str, folder: str | Path = "results", *, store: str | Path | None = None
+) -> Image:
+    """Open an imported image: see ``minisandbox.runtime.open_image``."""
+    from minisandbox import runtime
+
+    return runtime.open_image(name, folder, store=store)

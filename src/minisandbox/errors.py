@@ -105,6 +105,17 @@ class UnsafeArchive(MiniSandboxError):
         super().__init__(f"{archive}: member {member!r} refused: {reason}")
 
 
+class ImageRefused(MiniSandboxError):
+    """An image that others made is broken, hostile, or nothing that can be run here; ``reason`` is
+    a clause.
+    """
+
+    def __init__(self, image: str, reason: str) -> None:
+        self.image = image
+        self.reason = reason
+        super().__init__(f"{image} cannot be imported: {reason}")
+
+
 class UnpackableTree(MiniSandboxError):
     """A tree holds something that a layer cannot carry."""
 

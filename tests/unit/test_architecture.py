@@ -1,9 +1,9 @@
 """The arrows between the modules of the package, read from the source itself.
 
 errors, atomic, closing, records, keys, linux, idmap <- process, archive, pipconfig
-<- store, sandbox <- runtime <- evaluate <- build <- cli. Beside cli are integrations: one module an
-ecosystem, which nothing here imports. Stages of the pipeline meet in records on disk and never
-import each other.
+<- store, sandbox <- runtime <- evaluate, oci <- build <- cli. Beside cli are integrations: one
+module an ecosystem, which nothing here imports. Stages of the pipeline meet in records on disk and
+never import each other.
 """
 
 from __future__ import annotations
@@ -38,13 +38,20 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"process", "archive", "pipconfig"}),
     frozenset({"store", "sandbox"}),
     frozenset({"runtime"}),
-    frozenset({"evaluate"}),
+    frozenset({"evaluate", "oci"}),
     frozenset({"build"}),
     frozenset({"cli", "integrations"}),
 )
 #: Neighbours in one layer that must not know each other all the same.
 STRANGERS = frozenset(
-    {("store", "sandbox"), ("sandbox", "store"), ("cli", "integrations"), ("integrations", "cli")}
+    {
+        ("store", "sandbox"),
+        ("sandbox", "store"),
+        ("evaluate", "oci"),
+        ("oci", "evaluate"),
+        ("cli", "integrations"),
+        ("integrations", "cli"),
+    }
 )
 
 #: The modules of `build` that are one pipeline stage each ...

@@ -12,6 +12,7 @@ import pytest
 from minisandbox.build.planning.recipes import PLANNED, Scope
 from minisandbox.build.schemas import PUBLISHED, json_schema, manifest_schema
 from minisandbox.records import stages
+from minisandbox.records.image import ImageLayer, ImageRecord
 from minisandbox.records.manifest import MANIFEST_SCHEMA, READABLE_SCHEMAS, ManifestRow
 from minisandbox.records.plan import Recipe
 
@@ -32,6 +33,8 @@ def test_no_other_schemas_are_published() -> None:
 
 RECORDS = [
     ManifestRow,
+    ImageRecord,
+    ImageLayer,
     stages.CloneRecord,
     stages.InterpreterRecord,
     stages.EnvironmentRecord,

@@ -21,6 +21,7 @@ from minisandbox.records.manifest import ManifestRow, Tally
 
 if TYPE_CHECKING:
     from minisandbox.runtime import Instance
+    from minisandbox.sandbox import Sandbox
 
 _LOADER_FIELDS = (
     "problem_statement",
@@ -55,6 +56,7 @@ def add_commands(commands: Subparsers) -> None:
         usage="minisandbox run [options] ID -- COMMAND ...",
     )
     _cache_option(run)
+    _image_option(run)
     _sandbox_options(run)
     run.add_argument(
         "--timeout", type=float, help="seconds until the command and all it started are ended"
@@ -73,6 +75,7 @@ def add_commands(commands: Subparsers) -> None:
 
     shell = commands.add_parser("shell", help="open an interactive shell in a fresh instance")
     _cache_option(shell)
+    _image_option(shell)
     _sandbox_options(shell)
     shell.add_argument("id")
     shell.set_defaults(function=open_shell)
@@ -82,6 +85,13 @@ def _cache_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache", default="results", type=Path, help="folder of the manifest (default: results)"
     )
+
+
+def _image_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--image", action="store_true", help="ID is an image that was imported (`oci import`)"
+    )
+    parser.add_argument("--user", help="who runs it (default: root, or the image's user)")
 
 
 def _sandbox_options(parser: argparse.ArgumentParser) -> None:
@@ -228,6 +238,8 @@ def _word(resolved: bool) -> str:
 
 def run_command(arguments: argparse.Namespace) -> int:
     """``minisandbox run``: output as the command wrote it, its exit code, 124 after a time-out."""
+    from minisandbox.sandbox import Sandbox
+
     separated = arguments.words[:1] == ["--"]
     words: list[str] = arguments.words[1:] if separated else arguments.words
     if not separated and words and words[0].startswith("-"):
@@ -236,20 +248,21 @@ def run_command(arguments: argparse.Namespace) -> int:
     if not words:
         print("minisandbox run: no command given; put it after --", file=sys.stderr)
         return EXIT_USAGE
-    with _instance(arguments) as instance, _piped_input() as stdin:
-        result = instance.run(
+    with _started(arguments) as started, _piped_input() as stdin:
+        result = started.run(
             words[0] if len(words) == 1 else words,
             stdin=stdin,
+            user=arguments.user,
             timeout=arguments.timeout,
             max_output=0,
             on_output=_print_piece,
         )
         if result.timed_out:
             print(f"minisandbox: ended after {arguments.timeout:g} s", file=sys.stderr)
-        if arguments.diff:
+        if arguments.diff and not isinstance(started, Sandbox):
             from minisandbox import atomic
 
-            atomic.write_bytes(arguments.diff, instance.diff())
+            atomic.write_bytes(arguments.diff, started.diff())
     return result.exit_code
 
 
@@ -289,8 +302,26 @@ def _print_piece(stream: str, data: bytes) -> None:
 
 def open_shell(arguments: argparse.Namespace) -> int:
     """``minisandbox shell``."""
-    with _instance(arguments) as instance:
-        return instance.open_shell()
+    with _started(arguments) as started:
+        return started.open_shell()
+
+
+def _started(arguments: argparse.Namespace) -> Instance | Sandbox:
+    if not arguments.image:
+        return _instance(arguments)
+    from minisandbox.runtime import open_image
+    from minisandbox.sandbox import Profile
+
+    for option in ("gold", "tests", "patch", "diff"):
+        if getattr(arguments, option, None):
+            raise InvalidInput(
+                f"--{option}", "is for an instance, and an image has no repository of its own"
+            )
+    image = open_image(arguments.id, arguments.cache)
+    with waiting_line() as report:
+        return image.start(
+            profile=Profile(network=arguments.network), user=arguments.user, report=report
+        )
 
 
 def _instance(arguments: argparse.Namespace) -> Instance:

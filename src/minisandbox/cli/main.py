@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from minisandbox import __version__
-from minisandbox.cli import bases, builds, caches, doctoring, grading, recordings, stores
+from minisandbox.cli import bases, builds, caches, doctoring, grading, images, recordings, stores
 from minisandbox.errors import EXIT_BUG, EXIT_FAILED, EXIT_OK, MiniSandboxError
 
 #: What docker and env answer when they, not the command, failed.
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"minisandbox {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for module in (caches, grading, doctoring, recordings, stores, bases, builds):
+    for module in (caches, grading, doctoring, recordings, stores, images, bases, builds):
         module.add_commands(commands)
     return parser
 

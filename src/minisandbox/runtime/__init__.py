@@ -9,7 +9,16 @@ with open_cache("results").materialize("sqlparse-0.4.4") as instance:
 from __future__ import annotations
 
 from minisandbox.runtime.cache import Cache, open_cache
+from minisandbox.runtime.image import Image, open_image
 from minisandbox.runtime.instance import Instance, start_instance
 from minisandbox.runtime.profiles import profile_of
 
-__all__ = ["Cache", "Instance", "open_cache", "profile_of", "start_instance"]
+__all__ = [
+    "Cache",
+    "Image",
+    "Instance",
+    "open_cache",
+    "open_image",
+    "profile_of",
+    "start_instance",
+]
