@@ -70,12 +70,14 @@ def _node_id(text: str) -> str:
     """The id in ``<id> - <message>``: up to the first separator that leaves its brackets
     balanced.
     """
+    opened = counted = 0
     position = text.find(" - ")
     while position != -1:
-        head = text[:position]
-        if head.count("[") <= head.count("]"):
-            return head.rstrip()
-        position = text.find(" - ", position + 1)
+        # On from the separator before: a test may print a line of nothing else.
+        opened += text.count("[", counted, position) - text.count("]", counted, position)
+        if opened <= 0:
+            return text[:position].rstrip()
+        counted, position = position, text.find(" - ", position + 1)
     return text.rstrip()
 
 

@@ -58,6 +58,9 @@ _SYSTEM_IMAGE = re.compile(
 )
 _PYTHON_SPEC = re.compile(r"python={1,2}(?P<minor>\d+\.\d+)(?:\.\d+|\.\*)?")
 
+#: Characters of an instruction with its variables filled in: each may name the one before twice.
+_LONGEST = 2**18
+
 #: Instructions that say nothing of what is installed.
 _NO_MATTER = frozenset({"SHELL", "USER", "LABEL", "CMD", "ENTRYPOINT", "EXPOSE"})
 #: Variables of the image itself; every environment of ours has places and locales of its own.
@@ -211,6 +214,8 @@ class _Reader:
     def _filled(self, text: str) -> str:
         for name, value in self.variables.items():
             text = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", lambda _, value=value: value, text)
+            if len(text) > _LONGEST:
+                raise NotUnderstood(f"its variables make more than {_LONGEST} characters of a line")
         return text
 
     def _from(self, argument: str, line: str) -> None:
@@ -243,7 +248,7 @@ class _Reader:
         if argument.startswith("["):
             try:
                 words: Any = json.loads(argument)
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise NotUnderstood(f"line {instruction.line}: `RUN {argument[:60]}`") from None
             argument = shlex.join(map(str, cast("Sequence[object]", words)))
         if argument.startswith("--"):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from minisandbox import keys
 from minisandbox.build.planning.formats import Format, Refusal, recognise
 from minisandbox.build.planning.formats.languages import foreign_language
 from minisandbox.errors import InvalidInput
@@ -22,6 +23,8 @@ _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*"
 #: A commit hash, full or shortened. A branch or tag could move, and its instance with it.
 _COMMIT = re.compile(r"[0-9a-f]{7,64}")
 _LONGEST_NAME = 200
+#: Lists and mappings in each other; what writes them as JSON later goes no deeper than Python does.
+_DEEPEST = 100
 
 _TEXT_KEYS = ("version", "patch", "test_patch", "problem_statement", "hints_text")
 _KNOWN = {"instance_id", "repo", "base_commit", "FAIL_TO_PASS", "PASS_TO_PASS", *_TEXT_KEYS}
@@ -109,7 +112,7 @@ def _required(data: Mapping[str, Any], key: str, pattern: re.Pattern[str], where
         raise InvalidInput(f"{where}: key {key!r}", "is missing")
     if (
         not isinstance(value, str)
-        or len(value) > _LONGEST_NAME
+        or len(keys.slug(value)) > _LONGEST_NAME
         or not pattern.fullmatch(value)
         or ".." in value
     ):
@@ -171,8 +174,10 @@ def _test_list(data: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]
     return tuple(_encodable(item, f"{where}: key {key!r}") for item in items)
 
 
-def _jsonable(value: Any, where: str) -> Any:
+def _jsonable(value: Any, where: str, depth: int = 0) -> Any:
     """A further column as JSON: arrays as lists, dates as text, bytes as base64, NaN as null."""
+    if depth > _DEEPEST:
+        raise InvalidInput(where, "is nested too deeply")
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, str):
@@ -183,9 +188,9 @@ def _jsonable(value: Any, where: str) -> Any:
         return value
     if isinstance(value, Mapping):
         mapping = cast("Mapping[Any, Any]", value)
-        return {str(key): _jsonable(item, where) for key, item in mapping.items()}
+        return {str(key): _jsonable(item, where, depth + 1) for key, item in mapping.items()}
     if isinstance(value, list | tuple):
-        return [_jsonable(item, where) for item in cast("list[Any]", value)]
+        return [_jsonable(item, where, depth + 1) for item in cast("list[Any]", value)]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode("ascii")
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

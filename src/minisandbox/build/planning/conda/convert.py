@@ -169,7 +169,7 @@ def _check(pin: _Pin) -> None:
     if not is_normalized_name(pin.name):
         raise InvalidInput(pin.where, f"{pin.text!r} has no name that pip knows (PEP 503)")
     try:
-        Version(pin.version)
+        Version(pin.version if len(pin.version) <= matchspec.LONGEST else "")
     except InvalidVersion:
         raise InvalidInput(
             pin.where, f"{pin.version!r} is not a version that pip knows (PEP 440)"

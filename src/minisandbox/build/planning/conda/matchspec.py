@@ -24,12 +24,14 @@ _SPEC = re.compile(
 _SPACED_OPERATOR = re.compile(r"\s*([,|]|[<>=!~]+)\s*")
 _TERM = re.compile(r"(==|=|!=|>=|<=|>|<|~=)?([^<>=!~|,\s]+)")
 _WITH_BUILD = re.compile(r"={1,2}([^<>=!~|,\s]+)=([^<>=!~|,\s]+)")
+#: Characters of a specification; of a version with thousands of digits Python makes no number.
+LONGEST = 1000
 _REMEDY = "write it like 'numpy', 'numpy=1.19', 'numpy==1.19.2' or 'numpy>=1.19,<2'"
 
 
 def parse(text: str, *, where: str) -> Requirement:
     """One specification, its name canonical and still conda's; raises ``InvalidInput``."""
-    match = _SPEC.fullmatch(text.strip())
+    match = _SPEC.fullmatch(text.strip()) if len(text) <= LONGEST else None
     if match is None:
         raise InvalidInput(where, f"{text!r} is not a conda specification", _REMEDY)
     extras = f"[{match['extras']}]" if match["extras"] else ""

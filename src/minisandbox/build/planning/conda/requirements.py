@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from minisandbox.build.planning.conda.matchspec import LONGEST
 from minisandbox.errors import InvalidInput
 
 _COMMENT = re.compile(r"(^|\s+)#.*$")
@@ -74,10 +75,12 @@ def split_line(line: str, *, where: str) -> tuple[str, tuple[str, ...]]:
     if _PATH.fullmatch(line):
         return "", (f"{line} ({_PATH_REASON})",)
     try:
-        requirement = Requirement(line)
-    except InvalidRequirement:
+        requirement = Requirement(line if len(line) <= LONGEST else "")
+    except (InvalidRequirement, RecursionError):  # for a marker in hundreds of brackets
         raise InvalidInput(
-            where, f"{line!r} is not a requirement (PEP 508)", "write it like 'numpy>=1.19,<2'"
+            where,
+            f"{line[:LONGEST]!r} is not a requirement (PEP 508)",
+            "write it like 'numpy>=1.19,<2'",
         ) from None
     if requirement.url is not None and requirement.url.startswith("file:"):
         return "", (f"{line} ({_PATH_REASON})",)

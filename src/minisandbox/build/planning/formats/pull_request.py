@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -22,7 +23,9 @@ def _adapt(row: Values) -> Values:
     if isinstance(name, str):
         adapted["repo"] = name
         number = row["number"]
-        if isinstance(number, float):  # as pandas has it, where other rows have none
+        if isinstance(number, float) and math.isfinite(
+            number
+        ):  # as pandas has it, where other rows have none
             number = int(number)
         adapted["instance_id"] = f"{name.replace('/', '__')}-{number}"
     adapted["base_commit"] = base.get("sha")
