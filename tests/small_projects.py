@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
@@ -86,6 +86,31 @@ def _write_layers(root: Path, files: Mapping[str, str]) -> tuple[str, str]:
     return git(testbed, "rev-parse", "HEAD"), git(testbed, "rev-parse", "HEAD^{tree}")
 
 
+def write_manifest(folder: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A manifest of rows that are ok, for a cache whose store is beside it."""
+    needed = (item.name for item in fields(ManifestRow) if item.default is MISSING)
+    usual: dict[str, Any] = dict.fromkeys(needed, "") | {
+        "schema": MANIFEST_SCHEMA,
+        "status": "ok",
+        "FAIL_TO_PASS": (),
+        "PASS_TO_PASS": (),
+        "base": Base(),
+        "packages": (),
+        "test_env": "{}",
+        "test_timeout": 60,
+        "build_seconds": BuildSeconds(),
+        "gold_resolved": True,
+        "empty_resolved": False,
+        "gold_seconds": None,
+        "empty_seconds": None,
+        "logs": Logs(),
+        "extra": "{}",
+    }
+    lines = [json.dumps(codec.encode(ManifestRow(**usual | row))) + "\n" for row in rows]
+    (folder / "manifest.jsonl").write_text("".join(lines))
+    (folder / "cache.json").write_text(json.dumps({"schema": 1, "store": "store"}))
+
+
 class SmallProject:
     """A packed project, its row and its recipe; remove it with ``close``."""
 
@@ -121,37 +146,15 @@ class SmallProject:
 
     def cache(self, instance_id: str = "small-1", **changes: Any) -> Cache:
         """A cache with one row, that of the project, as the manifest has it."""
-        needed = (item.name for item in fields(ManifestRow) if item.default is MISSING)
-        texts: dict[str, Any] = dict.fromkeys(needed, "")
-        row = ManifestRow(
-            **texts
-            | {
-                "schema": MANIFEST_SCHEMA,
-                "instance_id": instance_id,
-                "status": "ok",
-                "base_commit": self.base,
-                "head_tree": self.head_tree,
-                "layers": self.layers,
-                "FAIL_TO_PASS": (),
-                "PASS_TO_PASS": (),
-                "base": Base(),
-                "packages": (),
-                "test_command": "python3 -m unittest -v",
-                "test_env": "{}",
-                "test_timeout": 60,
-                "log_parser": "unittest",
-                "build_seconds": BuildSeconds(),
-                "gold_resolved": True,
-                "empty_resolved": False,
-                "gold_seconds": None,
-                "empty_seconds": None,
-                "logs": Logs(),
-                "extra": "{}",
-            }
-            | changes
-        )
-        (self.folder / "manifest.jsonl").write_text(json.dumps(codec.encode(row)) + "\n")
-        (self.folder / "cache.json").write_text(json.dumps({"schema": 1, "store": "store"}))
+        row = {
+            "instance_id": instance_id,
+            "base_commit": self.base,
+            "head_tree": self.head_tree,
+            "layers": self.layers,
+            "test_command": "python3 -m unittest -v",
+            "log_parser": "unittest",
+        }
+        write_manifest(self.folder, [row | changes])
         return open_cache(self.folder)
 
     def validate(

@@ -96,8 +96,7 @@ class _Layout:
         entries = _entries(self._source, media.INDEX_FILE, "manifests")
         choices = [_Choice(tuple(_names(entry)), entry) for entry in entries]
         chosen = _choose(self._source, choices, reference)
-        name = reference or next(iter(chosen.names), "")
-        return self._image(chosen.document, name, 0)
+        return self._image(chosen.document, next(iter(chosen.names), ""), 0)
 
     def _image(self, entry: Mapping[str, Any], name: str, depth: int) -> Description:
         """The image of a descriptor: a manifest, or the one for this machine of an index."""
@@ -195,7 +194,7 @@ def _of_docker(source: Source, reference: str, architecture: str) -> Description
         source,
         config,
         _parse_mapping(source, config, text),
-        name=reference or next(iter(chosen.names), ""),
+        name=next(iter(chosen.names), ""),
         digest=_sha256(text),
         layers=[Blob(path, None, None) for path in paths],
         architecture=architecture,

@@ -268,7 +268,8 @@ class _Sifting:
         self._notes.add(what, path)
 
     def _note(self, member: Member) -> None:
-        self._sifted.owned += (member.uid, member.gid) != (0, 0)
+        if member.kind is not Kind.HARD_LINK:
+            self._sifted.owned += (member.uid, member.gid) != (0, 0)
         if member.kind in (Kind.FILE, Kind.DIRECTORY) and member.mode & 0o6000:
             self._notes.add("set-id bits taken off", member.path)
         if not (0 <= member.uid < COUNT and 0 <= member.gid < COUNT):

@@ -1,0 +1,411 @@
+"""Images of others run in our sandboxes as they would elsewhere; instances become images and come
+back as what they were.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from images import PLATFORM, Layout, archive_of, digest, docker_archive
+from minisandbox.cli.main import main
+from minisandbox.errors import ImageRefused, InvalidInput, LayerDamaged, SandboxFileError
+from minisandbox.idmap import IdMap, current, remove_tree, single
+from minisandbox.oci import export_instances, import_image, media
+from minisandbox.oci.exporting import tag_of
+from minisandbox.records.image import ImageRecord
+from minisandbox.runtime import Image, open_image
+from minisandbox.sandbox import Sandbox
+from minisandbox.store import NodeStore, Store
+from packed_project import PackedProject
+from tars import directory, entry, file, hard_link, symlink, tar
+
+IDMAPS = [current()] if current().kind == "single" else [current(), single()]
+BOTTOM = tar(
+    directory("bin"), directory("d"), file("d/below", b"below"), file("f", b"1"), file("g", b"1")
+)
+TOP = tar(file("d/.wh.below"), file("d/above", b"above"), file("f", b"2"))
+
+
+@pytest.fixture(params=IDMAPS, ids=lambda idmap: idmap.kind)
+def idmap(request: pytest.FixtureRequest) -> IdMap:
+    return request.param
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    for idmap in (current(), single()):
+        remove_tree(tmp_path / "node", idmap)
+
+
+def take(place: Path, path: Path, **options: Any) -> ImageRecord:
+    return import_image(path, place / "results", Store(place / "results/store"), **options)
+
+
+def start(place: Path, image: ImageRecord, idmap: IdMap | None = None, **options: Any) -> Sandbox:
+    node = NodeStore(place / "node", idmap or current())
+    return Image(image, Store(place / "results/store"), node).start(**options)
+
+
+def read(box: Sandbox, *names: str) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    for name in names:
+        try:
+            found.append(box.read_file(name))
+        except SandboxFileError:
+            found.append(None)
+    return found
+
+
+WAYS: dict[str, Callable[[Path], Path]] = {
+    "folder": lambda place: Layout([BOTTOM, TOP]).write(place / "image"),
+    "tar": lambda place: Layout([BOTTOM, TOP]).write_tar(place / "image.tar"),
+    "plain": lambda place: Layout([BOTTOM, TOP], pack=bytes, kind=media.LAYER).write(
+        place / "image"
+    ),
+    "zstd": lambda place: Layout(
+        [BOTTOM, TOP], pack=zstandard.compress, kind=f"{media.LAYER}+zstd"
+    ).write(place / "image"),
+    # Engines tell by the first bytes, and layers that say another thing exist.
+    "zstd-that-says-gzip": lambda place: Layout([BOTTOM, TOP], pack=zstandard.compress).write(
+        place / "image"
+    ),
+    # As lazily pulled ones are: a member of gzip for each file, or frames and a table of them.
+    "gzip-members": lambda place: Layout(
+        [BOTTOM, TOP], pack=lambda data: gzip.compress(data[:700]) + gzip.compress(data[700:])
+    ).write(place / "image"),
+    "zstd-frames": lambda place: Layout(
+        [BOTTOM, TOP],
+        pack=lambda data: (
+            zstandard.compress(data[:700])
+            + zstandard.compress(data[700:])
+            + bytes.fromhex("502a4d18 04000000 01020304")
+        ),
+    ).write(place / "image"),
+    "docker-types": lambda place: Layout(
+        [BOTTOM, TOP], kind="application/vnd.docker.image.rootfs.diff.tar.gzip"
+    ).write(place / "image"),
+    "docker-archive": lambda place: _write(place, archive_of(docker_archive([BOTTOM, TOP]))),
+    "docker-archive-gz": lambda place: _write(
+        place, gzip.compress(archive_of(docker_archive([BOTTOM, TOP])))
+    ),
+    "oci-archive-zst": lambda place: _write(
+        place, zstandard.compress(archive_of(Layout([BOTTOM, TOP]).members()))
+    ),
+    "index-in-index": lambda place: _several(place),
+}
+
+
+def _write(place: Path, data: bytes) -> Path:
+    (place / "image.tar").write_bytes(data)
+    return place / "image.tar"
+
+
+def _several(place: Path) -> Path:
+    """For several platforms, and what builders say of how they built it."""
+    image = Layout([BOTTOM, TOP])
+    image.finish()
+    other = Layout([tar(file("other"))])
+    other.config["architecture"] = "s390x"
+    other.finish()
+    image.blobs |= other.blobs
+    unknown = {"os": "unknown", "architecture": "unknown"}
+    entries = [
+        {**other.entry, "platform": {"os": "linux", "architecture": "s390x"}},
+        {**other.entry, "platform": unknown},
+        {**image.entry, "platform": {**PLATFORM, "variant": "v8"}},
+    ]
+    inner = image.add_json(media.INDEX, {"manifests": entries})
+    named = {**inner, "annotations": {media.REF_NAME: "made:1"}}
+    image.files["index.json"] = json.dumps({"manifests": [named]}).encode()
+    return image.write(place / "image")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_form_of_an_image_is_the_same_sandbox(place: Path, way: str) -> None:
+    image = take(place, WAYS[way](place))
+    assert (image.name, image.reference) == ("made-1", "made:1")
+    assert [layer.diff_id for layer in image.layers] == [digest(BOTTOM), digest(TOP)]
+    with start(place, image) as box:
+        assert read(box, "/d/below", "/d/above", "/f", "/g") == [None, b"above", b"2", b"1"]
+        # What engines bring to every image.
+        hosts, name = read(box, "/etc/hosts", "/etc/hostname")
+        assert b"127.0.0.1\tlocalhost testbed" in (hosts or b"")
+        assert name == b"testbed\n"
+
+
+def test_many_layers_stack_in_their_order(place: Path) -> None:
+    layers = [
+        tar(
+            file("last", b"%d" % number),
+            file(f"only/{number}", b"x"),
+            *([file(f"only/.wh.{number - 1}")] if number % 2 else []),
+        )
+        for number in range(100)
+    ]
+    with start(place, take(place, Layout(layers).write(place / "image"))) as box:
+        assert box.read_file("/last") == b"99"
+        assert read(box, "/only/0", "/only/1", "/only/98", "/only/99") == [None, b"x", None, b"x"]
+
+
+def test_a_layer_that_occurs_twice_says_what_it_says_where_it_is_last(place: Path) -> None:
+    again = tar(file("f", b"again"), file("d/.wh.below"), file("e/x", b"x"), file("e/.wh..wh..opq"))
+    between = tar(file("f", b"between"), file("d/below", b"new"), file("e/y", b"y"))
+    path = Layout([BOTTOM, again, between, again]).write(place / "image")
+    image = take(place, path)
+    assert len(image.layers) == 4
+    with start(place, image) as box:
+        assert read(box, "/f", "/d/below", "/e/x", "/e/y", "/g") == [
+            b"again",
+            None,
+            b"x",
+            None,
+            b"1",
+        ]
+
+
+def test_docker_has_links_in_the_place_of_layers_that_it_wrote(place: Path) -> None:
+    names = [f"{number:064x}/layer.tar" for number in range(3)]
+    members = docker_archive([BOTTOM, TOP, BOTTOM], paths=names)
+    del members[names[2]]
+    data = tar(
+        *(file(name, content) for name, content in members.items()),
+        symlink(names[2], f"../{0:064x}/layer.tar"),
+    )
+    with start(place, take(place, _write(place, data))) as box:
+        assert read(box, "/d/below", "/f") == [b"below", b"1"]
+
+
+def test_one_of_several_images_is_taken_by_name(place: Path) -> None:
+    first, second = Layout([BOTTOM]), Layout([TOP], reference="registry.example/other:2")
+    for image in (first, second):
+        image.finish()
+    first.blobs |= second.blobs
+    index = {"manifests": [first.entry, second.entry]}
+    first.files["index.json"] = json.dumps(index).encode()
+    path = first.write(place / "image")
+    assert take(place, path, reference="registry.example/other:2").name == "other-2"
+    assert take(place, path, reference="1").name == "made-1"
+    assert take(place, path, reference="2", name="mine").name == "mine"
+    with pytest.raises(ImageRefused, match="no image 'third', but made:1, registry"):
+        take(place, path, reference="third")
+
+
+def test_layers_that_are_there_are_not_read_again(place: Path) -> None:
+    take(place, Layout([BOTTOM]).write(place / "first"))
+    second = Layout([BOTTOM, TOP], reference="made:2").write(place / "second")
+    packed = gzip.compress(BOTTOM, mtime=0)
+    (second / "blobs/sha256" / digest(packed).partition(":")[2]).unlink()
+    assert take(place, second).layers[0].diff_id == digest(BOTTOM)
+
+
+def test_files_keep_what_they_are(place: Path, idmap: IdMap) -> None:
+    layer = tar(
+        entry("own", tarfile.DIRTYPE, mode=0o750, uid=1000, gid=2000),
+        file("own/file", b"x", mode=0o640, uid=1000, gid=65534, mtime=1_500_000_000),
+        hard_link("own/second", "own/file"),
+        symlink("own/link", "file"),
+        file("x" * 90 + "/" + "y" * 90 + "/" + "z" * 90, b"long"),
+    )
+    image = take(place, Layout([layer]).write(place / "image"))
+    assert image.layers[0].owned == 2
+    node = NodeStore(place / "node", idmap)
+    said: list[str] = []
+    with start(place, image, idmap, report=said.append) as box:
+        assert box.read_file("/own/link") == b"x"
+        assert box.read_file("/" + "x" * 90 + "/" + "y" * 90 + "/" + "z" * 90) == b"long"
+        folder = node.path(image.layers[0].layer.digest)
+        status = os.stat(folder / "own" / "file") if os.getuid() == 0 else None
+    if status is not None:
+        assert (status.st_nlink, status.st_mtime, status.st_mode & 0o777) == (
+            2,
+            1_500_000_000,
+            0o640,
+        )
+        if idmap.count > 1:
+            assert (status.st_uid, status.st_gid) == (idmap.host_uid(1000), idmap.host_gid(65534))
+    told = [line for line in said if "single id" in line]
+    assert told == (
+        ["2 files of other users are root's: this user has a single id"] if idmap.count == 1 else []
+    )
+
+
+def with_shell(folder: Path) -> bytes:
+    """A layer with programs, and users to run them."""
+    busybox = shutil.which("busybox")
+    if busybox is None:
+        pytest.skip("needs busybox (package busybox-static)")
+    links = [symlink(f"bin/{name}", "busybox") for name in ("sh", "id", "pwd", "env", "cat", "ls")]
+    return tar(
+        file("bin/busybox", Path(busybox).read_bytes(), mode=0o755),
+        *links,
+        file("etc/passwd", b"root:x:0:0::/root:/bin/sh\napp:x:1000:1000::/home/app:/bin/sh\n"),
+        entry("home/app", tarfile.DIRTYPE, mode=0o700, uid=1000, gid=1000),
+    )
+
+
+CONFIG = {
+    "Env": ["PATH=/bin", "GREETING=hello world"],
+    "WorkingDir": "/home/app",
+    "User": "app:app",
+    "Entrypoint": ["sh", "-c"],
+    "Cmd": ["exit 5"],
+}
+
+
+def test_commands_find_what_the_image_says(place: Path, idmap: IdMap) -> None:
+    image = take(place, Layout([with_shell(place)], config=CONFIG).write(place / "image"))
+    assert (image.entrypoint, image.cmd) == (("sh", "-c"), ("exit 5",))
+    if idmap.count == 1:
+        with pytest.raises(InvalidInput, match="runs as 'app', and the sandboxes of this user"):
+            start(place, image, idmap)
+        with start(place, image, idmap, user=0) as box:
+            assert box.run("id -u; pwd; echo $GREETING").text == "0\n/home/app\nhello world\n"
+        return
+    with start(place, image, idmap) as box:
+        wanted = "1000\n/home/app\nhello world\n/home/app\n"
+        assert box.run("id -u; pwd; echo $GREETING; echo $HOME").text == wanted
+        assert box.run(["id", "-u"], user="root").text == "0\n"
+        with box.fork() as other:
+            assert other.run(["id", "-u"]).text == "1000\n"
+        box.reset()
+        assert box.run(["id", "-u"]).text == "1000\n"
+    with start(place, image, idmap, user="root", cwd="/", env={"GREETING": "bye"}) as box:
+        assert box.run("id -u; pwd; echo $GREETING").text == "0\n/\nbye\n"
+
+
+def test_the_command_line(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setenv("MINISANDBOX_NODE_STORE", str(place / "node"))
+    config = {**CONFIG, "User": ""}
+    layers = [with_shell(place), tar(entry("null", b"3"))]
+    path = Layout(layers, config=config).write(place / "image")
+    results = str(place / "results")
+    assert main(["oci", "import", str(path), "--cache", results, "--name", "small"]) == 0
+    said = capfdbinary.readouterr().out.decode()
+    assert "small  2 layers" in said
+    assert "  layer 2: 1 devices left out, first 'null'" in said
+    assert main(["oci", "ls", "--cache", results]) == 0
+    assert b"made:1" in capfdbinary.readouterr().out
+    assert main(["run", "--cache", results, "--image", "small", "--", "pwd; exit 3"]) == 3
+    assert capfdbinary.readouterr().out == b"/home/app\n"
+    assert main(["run", "--cache", results, "--image", "smal", "--", "pwd"]) == 125
+    assert b"did you mean small?" in capfdbinary.readouterr().err
+    assert main(["run", "--cache", results, "--image", "--gold", "small", "--", "pwd"]) == 125
+    assert b"--gold: is for an instance" in capfdbinary.readouterr().err
+    assert main(["run", "--cache", results, "--image", "../x", "--", "pwd"]) == 125
+    assert b"cannot be the name" in capfdbinary.readouterr().err
+    with open_image("small", results).start(user=0) as box:
+        assert box.run("id -u").text == "0\n"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PackedProject]:
+    made = PackedProject(tmp_path_factory.mktemp("project"))
+    yield made
+    made.close()
+
+
+def test_an_export_is_the_same_whoever_makes_it(project: PackedProject, tmp_path: Path) -> None:
+    cache = project.cache()
+    names = project.names
+    first, *_ = (export_instances(cache, names, tmp_path / name) for name in ("one", "two"))
+    one, two = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).rglob("*") if path.is_file()}
+        for name in ("one", "two")
+    )
+    assert one == two
+    assert [image.tag for image in first] == [tag_of(name) for name in names]
+    index = json.loads(one["index.json"])
+    assert [item["annotations"][media.REF_NAME] for item in index["manifests"]] == [
+        "made_1776_small-1",
+        "made_1776_small-2",
+    ]
+    # What both instances stand on is there once: their own layers, four below, and four documents.
+    assert len(one) - 2 == 2 + project.shared + 1 + 4
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_an_exported_instance_comes_back_as_what_it_was(
+    project: PackedProject, place: Path
+) -> None:
+    cache = project.cache()
+    row = cache.row(project.names[0])
+    export_instances(cache, [row.instance_id], place / "layout")
+    image = take(place, place / "layout")
+    # Nothing had to be changed: its layers are those of the cache, by digest.
+    assert [layer.digest for layer in row.layers] == [
+        part.layer.digest for number, part in enumerate(image.layers) if number != project.height
+    ]
+    assert not [note for part in image.layers for note in part.notes]
+    with start(place, image) as box, project.start(row.instance_id) as instance:
+        command = "sh tests.sh; pwd; env | grep -v TESTBED_PID | sort"
+        there, here = box.run(command), instance.run(command)
+        assert there.text == here.text
+        assert "ok 1 - greets" in there.text
+    with pytest.raises(InvalidInput, match="is there already"):
+        export_instances(cache, [row.instance_id], place / "layout")
+
+
+def test_gzip_is_the_same_content(project: PackedProject, place: Path) -> None:
+    cache, name = project.cache(), project.names[0]
+    for compression in ("zstd", "gzip"):
+        export_instances(cache, [name], place / compression, compression=compression)
+    first, second = (
+        take(place, place / compression, name=compression) for compression in ("zstd", "gzip")
+    )
+    assert first.layers == second.layers
+    assert first.digest != second.digest
+
+
+def test_a_damaged_layer_leaves_no_layout(project: PackedProject, place: Path) -> None:
+    store = Store(place / "store")
+    shutil.copytree(project.store.root, store.root)
+    cache = project.cache()
+    cache.store = store
+    damaged = store.path(cache.row(project.names[0]).layers[-1].digest)
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    damaged.chmod(0o644)
+    damaged.write_bytes(data)
+    with pytest.raises(LayerDamaged):
+        export_instances(cache, [project.names[0]], place / "layout")
+    assert sorted(path.name for path in place.iterdir()) == ["store"]
+
+
+def test_what_stands_on_the_host_is_no_image(project: PackedProject, tmp_path: Path) -> None:
+    cache = project.cache(without_base=True)
+    with pytest.raises(InvalidInput, match="which no image can bring; build it on a packed base"):
+        export_instances(cache, [project.names[0]], tmp_path / "layout")
+
+
+@pytest.mark.parametrize(
+    ("instance_id", "tag"),
+    [
+        ("django__django-11099", "django_1776_django-11099"),
+        ("sqlparse-0.4.4", "sqlparse-0.4.4"),
+        ("a_1776_b", r"a-1776-b-[0-9a-f]{12}"),
+        ("conan-io__conan.86f29e13.lm__x", r"conan-io_1776_conan\.86f29e13\.lm_1776_x"),
+        ("a/b:c", r"a-b-c-[0-9a-f]{12}"),
+        ("../x", r"x-[0-9a-f]{12}"),
+        ("..", r"instance-[0-9a-f]{12}"),
+        ("x" * 500, r"x{100}-[0-9a-f]{12}"),
+        ("é\n", r"instance-[0-9a-f]{12}"),
+    ],
+)
+def test_an_id_is_a_name_that_tools_take(instance_id: str, tag: str) -> None:
+    assert re.fullmatch(tag, tag_of(instance_id))
+    assert media.REF.fullmatch(tag_of(instance_id))
+    assert tag_of(instance_id) != tag_of(instance_id + "x")
