@@ -329,14 +329,11 @@ def test_bugs_of_a_commit_share_it(plans: Plans) -> None:
 
 
 def test_a_healthy_commit_has_no_history(plans: Plans) -> None:
-    """All its objects would be files of their own, to be hidden one by one for each bug."""
+    """Its objects have to be files of their own, to be hidden one by one for each bug."""
     plans.recipe()
     plans({**SMITH, "base_commit": COMMIT}, history="full")
     batches = [plan for path, plan in plans.shards.items() if path.startswith("batches/")]
-    assert sorted((plan.loose, plan.history) for plan in batches) == [
-        (False, "full"),
-        (True, "none"),
-    ]
+    assert sorted(plan.history for plan in batches) == ["full", "none"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,15 @@ The bytes are described in ``docs/formats.md``. Imports only the standard librar
 from __future__ import annotations
 
 from minisandbox.archive.packing import EARLIEST_DATE, PackStats, pack
-from minisandbox.archive.unpacking import Limits, unpack
+from minisandbox.archive.unpacking import Files, Limits, Members, lay_out, unpack
 
-__all__ = ["EARLIEST_DATE", "Limits", "PackStats", "pack", "unpack"]
+__all__ = [
+    "EARLIEST_DATE",
+    "Files",
+    "Limits",
+    "Members",
+    "PackStats",
+    "lay_out",
+    "pack",
+    "unpack",
+]

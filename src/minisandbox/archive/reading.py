@@ -154,6 +154,8 @@ class Reader:
         length = _decimal(records, b"size", size, path)
         if length < 0 or (length and kind is not Kind.FILE):
             raise Malformed(path, f"it has {length} bytes of content, which its type cannot have")
+        if kind is Kind.DIRECTORY and len(path) > 1:
+            path = path.removesuffix(b"/")
         return Member(
             path=path,
             kind=kind,

@@ -11,9 +11,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 from minisandbox.archive.beneath import Beneath
 from minisandbox.archive.members import (
@@ -28,6 +29,30 @@ from minisandbox.errors import HostUnsupported, UnsafeArchive
 from minisandbox.idmap import IdMap
 
 Parts = tuple[bytes, ...]
+
+
+class Members(Protocol):
+    """What is unpacked, in the order of an archive: a ``Reader``, or what is made up like one."""
+
+    def __iter__(self) -> Iterator[Member]: ...
+
+    def content(self) -> Iterator[bytes]:
+        """The content of the current member in chunks; asked for once, for regular files."""
+        ...
+
+
+#: Writes a new file: its descriptor's directory, name, member and content are given.
+Write = Callable[[Member, bytes, int, Iterator[bytes]], None]
+
+
+class Files(Protocol):
+    """How the content of a regular file gets to its place."""
+
+    def add(
+        self, member: Member, parts: Parts, parent: int, content: Iterator[bytes], write: Write
+    ) -> None:
+        """Make the file ``parts[-1]`` in the directory ``parent``, with ``write`` or without."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -45,19 +70,33 @@ def unpack(
     idmap: IdMap,
     limits: Limits = Limits(),
     archive: str = "archive",
+    files: Files | None = None,
 ) -> None:
     """Make ``target`` (which must not exist) from the tar in ``stream``, read to its end.
 
     Restores modes (without setuid and setgid), owners, dates and hard links; ``archive`` names the
-    stream in errors. Raises ``UnsafeArchive`` for anything hostile or broken, and ``OSError`` where
-    the kernel refuses (a full disk). After an error ``target`` holds what came before it, for the
-    caller to remove with ``idmap.remove_tree``.
+    stream in errors; ``files`` makes the regular files. Raises ``UnsafeArchive`` for anything
+    hostile or broken, and ``OSError`` where the kernel refuses (a full disk). After an error
+    ``target`` holds what came before it, for the caller to remove with ``idmap.remove_tree``.
     """
+    lay_out(Reader(stream), target, idmap=idmap, limits=limits, archive=archive, files=files)
+
+
+def lay_out(
+    members: Members,
+    target: Path,
+    *,
+    idmap: IdMap,
+    limits: Limits = Limits(),
+    archive: str = "archive",
+    files: Files | None = None,
+) -> None:
+    """``unpack`` of members that come from elsewhere than a tar."""
     os.mkdir(target, 0o700)
     root = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with Beneath(root) as beneath:
-            _Unpacker(beneath, root, idmap, limits).run(Reader(stream))
+            _Unpacker(beneath, root, idmap, limits, files).run(members)
     except Malformed as error:
         raise UnsafeArchive(archive, os.fsdecode(error.member), error.reason) from None
     finally:
@@ -67,9 +106,12 @@ def unpack(
 class _Unpacker:
     """Makes members in turn; directories get mode and date last, as filling them changes both."""
 
-    def __init__(self, beneath: Beneath, root: int, idmap: IdMap, limits: Limits) -> None:
+    def __init__(
+        self, beneath: Beneath, root: int, idmap: IdMap, limits: Limits, files: Files | None
+    ) -> None:
         self._beneath = beneath
         self._root = root
+        self._files_of = files
         self._idmap = idmap
         self._limits = limits
         self._bytes = 0
@@ -77,11 +119,11 @@ class _Unpacker:
         self._directories: dict[Parts, Member] = {}
         self._current = Member(b"", Kind.DIRECTORY, 0o755, 0, 0, 0)
 
-    def run(self, reader: Reader) -> None:
-        for member in reader:
+    def run(self, members: Members) -> None:
+        for member in members:
             self._current = member
             try:
-                self._add(member, reader)
+                self._add(member, members)
             except OSError as error:
                 reason = _REFUSALS.get(error.errno or 0)
                 if reason is None:
@@ -92,7 +134,7 @@ class _Unpacker:
         for parts in sorted(self._directories, reverse=True):
             self._finish_directory(parts, self._directories[parts])
 
-    def _add(self, member: Member, reader: Reader) -> None:
+    def _add(self, member: Member, members: Members) -> None:
         self._count(member.size)
         parts = _parts(member.path, member.path)
         if not parts:
@@ -110,7 +152,10 @@ class _Unpacker:
                 os.mkdir(parts[-1], 0o700, dir_fd=parent)
             self._directories[parts] = member
         elif member.kind is Kind.FILE:
-            self._add_file(member, parts[-1], parent, reader)
+            if self._files_of is None:
+                self._write(member, parts[-1], parent, members.content())
+            else:
+                self._files_of.add(member, parts, parent, members.content(), self._write)
         elif member.kind is Kind.HARD_LINK:
             self._add_hard_link(member, parts, parent)
         else:
@@ -133,11 +178,11 @@ class _Unpacker:
         os.mkdir(parts[-1], 0o700, dir_fd=parent)
         self._directories[parts] = _implied(b"/".join(parts), self._current)
 
-    def _add_file(self, member: Member, name: bytes, parent: int, reader: Reader) -> None:
+    def _write(self, member: Member, name: bytes, parent: int, content: Iterator[bytes]) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(name, flags, 0o600, dir_fd=parent)
         try:
-            for chunk in reader.content():
+            for chunk in content:
                 view = memoryview(chunk)
                 while view:
                     view = view[os.write(fd, view) :]

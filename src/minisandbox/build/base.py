@@ -146,7 +146,7 @@ def _build(plan: BasePlan, below: Sequence[LayerRef], store: Store, log: Path) -
                 timeout=_TIMEOUT,
                 quiet=True,
             )
-            configured = shop.pack("base", date=LAYER_DATE, exclude=partial(is_below, _NOT_PACKED))
+            configured = shop.pack("base", exclude=partial(is_below, _NOT_PACKED))
     return stage.new(
         BaseRecord,
         base=plan.identity,

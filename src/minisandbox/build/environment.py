@@ -226,7 +226,7 @@ def _build(
         lock.check(resolved)
     _check_paths(shop)
     use = shop.network_use()
-    layer = shop.pack("environment", date=unix_date(plan.date or DEFAULT_DATE))
+    layer = shop.pack("environment")
     return stage.new(
         EnvironmentRecord,
         python=interpreter.python,

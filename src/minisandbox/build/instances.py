@@ -169,7 +169,7 @@ def _inputs(batch: _Batch, instance: InstancePlan) -> str:
                 list(recipe.test_paths),
                 recipe.test,
             ],
-            "history": "loose" if batch.plan.loose else batch.plan.history,
+            "history": batch.plan.history,
             "network": batch.plan.network,
             "date": recipe.date,
             "lock": _lock_text(batch, instance),
@@ -237,7 +237,7 @@ def _build_bug(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
             raise StageFailed(
                 "patch", f"the bug changes {both[0]}, which holds tests that are to find it"
             )
-        layer = shop.pack("bug", date=planted.date, newer=frozenset({INDEX}))
+        layer = shop.pack("bug", newer=frozenset({INDEX}))
         shop.seconds["bug"] = seconds
     trusted = planted.tracked & {*tests.pass_to_pass} - {*hidden}
     return stage.new(
@@ -286,7 +286,6 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         url=clone.url,
         clone=clone.key,
         limits=batch.limits,
-        loose=batch.plan.loose,
     )
     seconds = {"checkout": clock.seconds}
     below = (*environment.layers, checkout.layer)
@@ -324,7 +323,7 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
         kept.restore(shop)  # the repository's code ran again
         head = commit_install(shop, date=checkout.date)
         use = shop.network_use()
-        layer = shop.pack("instance", date=checkout.date, newer=frozenset({INDEX}), without=absent)
+        layer = shop.pack("instance", newer=frozenset({INDEX}), without=absent)
         seconds |= shop.seconds
     wheelhouse = pack_wheelhouse(
         wheels, store=batch.store, log=log, name=instance.instance_id, limits=batch.limits

@@ -20,7 +20,7 @@ from packaging.version import Version
 
 from minisandbox import keys, process
 from minisandbox.build import relocate, stage
-from minisandbox.build.workshop import LAYER_DATE, TOOLS, Workshop
+from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import ProcessFailed, StageFailed
 from minisandbox.records import codec
 from minisandbox.records.layer import LayerRef
@@ -234,7 +234,7 @@ def _pack(
             env=None if of_system else {"LD_LIBRARY_PATH": f"{TOOLS}/prefix/lib"},
             hint=f"check that {candidate.prefix} is a whole installation that everyone may read",
         )
-        layer = shop.pack("interpreter", date=LAYER_DATE)
+        layer = shop.pack("interpreter")
     with Workshop(
         [*base, layer], store=store, network="none", log=log, name=f"interpreter-{plan.slug}"
     ) as shop:

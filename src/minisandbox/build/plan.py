@@ -515,7 +515,7 @@ def _plan_environments(
             shards[f"batches/{environment.slug}/{batch}.json"] = plan
             for slug, instance in healthy.items():
                 shards[f"batches/{environment.slug}/{slug}.json"] = replace(
-                    plan, slug=slug, instances=(instance,), history="none", loose=True
+                    plan, slug=slug, instances=(instance,), history="none"
                 )
                 commits[environment.slug][slug] = BatchEntry((keys.slug(instance.repo),), 1)
             used = sorted({keys.slug(instance.repo) for instance in instances})

@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 
 from minisandbox.build.index.egress import IndexAccess
 from minisandbox.build.services import Service
-from minisandbox.build.workshop import LAYER_DATE, TOOLS, Workshop
+from minisandbox.build.workshop import TOOLS, Workshop
 from minisandbox.errors import StageFailed
 from minisandbox.records.layer import LayerRef
 from minisandbox.records.lock import IndexFile
@@ -84,4 +84,4 @@ def make_service(
                 timeout=plan.timeout,
             )
         files = shop.network_use().files
-        return ServiceLayer(shop.pack("service", date=LAYER_DATE), files)
+        return ServiceLayer(shop.pack("service"), files)

@@ -42,9 +42,20 @@ TOOLS = "/run/minisandbox"
 #: Download and build caches: on disk, never packed.
 CACHE = "/var/cache/minisandbox"
 
-#: Date of files in layers that no recipe or commit dates (2020-01-01): which day they were packed
-#: must not matter.
+#: Date of files in layers (2020-01-01): which day they were packed must not matter, and a file that
+#: layers of one kind share on a node can have but one.
 LAYER_DATE = 1577836800
+
+#: Seconds later, by kind. A layer that replaces a file of a layer below it by one of the same size
+#: must not give it the same date: byte-code of the one would run for the other. What an install
+#: made is newer than what it was made from. The odd seconds are those of git indices.
+_LATER: Mapping[str, int] = {"environment": 2, "source": 4, "instance": 6, "bug": 8}
+
+
+def layer_date(kind: LayerKind) -> int:
+    """The date of the files in layers of this kind, in unix seconds."""
+    return LAYER_DATE + _LATER.get(kind, 0)
+
 
 _UNPACKED = (
     "dev",
@@ -278,14 +289,13 @@ class Workshop:
         self,
         kind: LayerKind,
         *,
-        date: int,
         newer: frozenset[str] = frozenset(),
         without: Sequence[str] = (),
         exclude: Callable[[str], bool] | None = None,
     ) -> LayerRef:
-        """End the sandbox and pack what was changed in it; ``date`` (unix seconds) goes on every
-        file. ``without`` are paths that are not packed, beside those that never are of
-        environments; ``exclude`` says it instead of both.
+        """End the sandbox and pack what was changed in it, dated by ``layer_date``. ``without`` are
+        paths that are not packed, beside those that never are of environments; ``exclude`` says it
+        instead of both.
         """
         start = time.monotonic()
         self._egress.close()  # before its socket goes with the sandbox
@@ -294,7 +304,7 @@ class Workshop:
             layer = self.store.add(
                 kind,
                 upper,
-                date=date,
+                date=layer_date(kind),
                 idmap=self._node.idmap,
                 exclude=exclude or partial(is_below, (*_UNPACKED, *without)),
                 newer=newer,

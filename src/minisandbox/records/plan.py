@@ -249,8 +249,7 @@ class BatchPlan:
     recipes are kept; ``tools`` holds the tools of the
     pipeline that have environments of their own. ``limits`` are those of each sandbox, whatever the
     recipe leaves open. ``validate_runs`` is how often the tests run with the gold patch, and how
-    often without one. ``loose`` says that git's objects of a checkout are one file each, so that a
-    layer above can take some away.
+    often without one.
     """
 
     slug: str
@@ -267,7 +266,6 @@ class BatchPlan:
     lock: str = ""
     limits: Mapping[str, Any] = field(default_factory=dict[str, Any])
     validate_runs: int = 1
-    loose: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from minisandbox.records.layer import LayerRef
 from minisandbox.runtime import worktree
 from minisandbox.runtime.forwarding import of_sandbox
 from minisandbox.runtime.services import has_services, start_services
-from minisandbox.runtime.stack import Report, stack
+from minisandbox.runtime.stack import Report, stack, unpacked
 from minisandbox.sandbox import Bind, Profile, Reset, Sandbox, Snapshot
 from minisandbox.store import NodeStore, Store
 
@@ -216,16 +216,18 @@ def _serving(instance: Instance) -> Instance:
 def _pristine_git(layers: Sequence[LayerRef], node: NodeStore) -> tuple[Bind, ...]:
     """Binds of the ``.git`` of an instance as it was built."""
     trees = {
-        layer.kind: node.path(layer.digest)
+        layer.kind: unpacked(layer, node)
         for layer in layers
         if layer.kind in ("source", "instance", "bug")
     }
     way, target = "testbed/.git", f"{worktree.BASE}/"
-    if "bug" not in trees:
-        return tuple(Bind(tree, target + kind, beneath=way) for kind, tree in trees.items())
-    # As one, because its whiteouts keep what the layers below hold of the healthy tree from view.
-    top, *under = reversed(trees.values())
-    return (Bind(top, f"{target}instance", beneath=way, under=tuple(under)),)
+    if "bug" in trees:
+        # As one: its whiteouts keep what the layers below hold of the healthy tree from view.
+        trees = {"instance": tuple(path for paths in trees.values() for path in paths)}
+    return tuple(
+        Bind(paths[-1], target + kind, beneath=way, under=tuple(reversed(paths[:-1])))
+        for kind, paths in trees.items()
+    )
 
 
 def _is_not_kept(path: str) -> bool:

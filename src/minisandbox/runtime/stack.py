@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -57,17 +58,34 @@ def stack(
     base: list[Path] = []
     folders: list[Path] = []
     interpreter: LayerRef | None = None
+    group = next((keys.hex_of(item.digest) for item in layers if item.kind == "environment"), "")
+    seen: Counter[str] = Counter()
     report = report or (lambda _: None)
     for layer in layers:
-        if not node.path(layer.digest).is_dir():
+        if not unpacked(layer, node):
             report(f"unpacking the {layer.kind} layer, {layer.unpacked_size / 1e6:,.0f} MB")
-        (base if layer.kind == "base" else folders).append(node.ensure(store, layer.digest))
+        if layer.kind == "source":
+            folders.extend(node.ensure_source(store, layer.digest, group=group))
+        else:
+            # No two layers of a stack may share files, and some kinds come more than once.
+            pool = f"{layer.kind}-{seen[layer.kind]}"
+            folder = node.ensure(store, layer.digest, pool=pool)
+            (base if layer.kind == "base" else folders).append(folder)
+        seen[layer.kind] += 1
         if layer.kind == "interpreter":
             interpreter = layer
         if interpreter is not None and layer.kind in _COMPILED:
             below = Stack(tuple(base) or None, tuple(folders))
             folders.append(_byte_code(layer, interpreter, below, node, report))
     return Stack(tuple(base) or None, tuple(folders))
+
+
+def unpacked(layer: LayerRef, node: NodeStore) -> tuple[Path, ...]:
+    """The directories of a layer, bottom first; none if it is not on this node."""
+    if layer.kind == "source":
+        return node.source(layer.digest)
+    path = node.path(layer.digest)
+    return (path,) if path.is_dir() else ()
 
 
 def _byte_code(

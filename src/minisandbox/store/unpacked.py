@@ -10,17 +10,24 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from minisandbox import archive, atomic, keys
-from minisandbox.errors import InvalidInput
+from minisandbox.archive.reading import Reader
+from minisandbox.errors import InvalidInput, LayerDamaged
 from minisandbox.idmap import IdMap, current, remove_tree
+from minisandbox.store import sources
 from minisandbox.store.faults import call_carrying, explained, reachable
+from minisandbox.store.listing import Recording
 from minisandbox.store.locks import slot, tried
+from minisandbox.store.objects import Writer
 from minisandbox.store.packed import Store, verified
+from minisandbox.store.pool import Pool
 from minisandbox.store.scratch import scratch_directory
+from minisandbox.store.sources import Pools, Reference
 
 #: How many layers the processes of a node unpack at once: more only makes disks seek.
 DEFAULT_SLOTS = 2
@@ -41,13 +48,18 @@ def default_node_root() -> Path:
 
 
 class NodeStore:
-    """Unpacked layers of this machine, in ``<root>/<idmap.key>/{layers,locks,scratch}``."""
+    """Unpacked layers of this machine, in ``<root>/<idmap.key>``.
+
+    ``layers`` and ``sources`` are named by digest, ``derived`` by what they are computed from;
+    ``pool`` holds what they share, ``locks`` what keeps processes apart.
+    """
 
     def __init__(self, root: Path, idmap: IdMap | None = None) -> None:
         self.idmap = current() if idmap is None else idmap
         self.root = root
         self._base = root / self.idmap.key
         self._scratch: Path | None = None
+        self._reference: Reference | None = None
 
     @property
     def scratch(self) -> Path:
@@ -63,19 +75,48 @@ class NodeStore:
         """Where the unpacked layer is or would be; raises ``ValueError`` for what is no digest."""
         return self._base / "layers" / keys.hex_of(digest)
 
-    def ensure(self, store: Store, digest: str) -> Path:
+    def source(self, digest: str) -> tuple[Path, ...]:
+        """The directories of an unpacked source layer, bottom first; empty if it is not there."""
+        path = self._base / "sources" / keys.hex_of(digest)
+        if not path.is_dir():
+            return ()
+        try:
+            below = (path / sources.BELOW).read_text(encoding="ascii")
+        except FileNotFoundError:
+            return (path / sources.TREE,)
+        return (path.with_name(below) / sources.TREE, path / sources.TREE)
+
+    def ensure(self, store: Store, digest: str, *, pool: str = "") -> Path:
         """The unpacked layer, made now unless it is there; any number of processes may ask at once.
+
+        Its files are shared with those of other layers of the same ``pool``, of which no two may
+        lie in one stack; of none unless it has a name.
 
         Raises ``LayerMissing``, ``LayerDamaged``, ``UnsafeArchive``, ``HostUnsupported`` and
         ``StoreUnusable``; whatever happens, no part of a layer is ever returned or left behind. A
         store that holds the layer may be read-only.
         """
         target = self.path(digest)
+        unpack = functools.partial(self._unpack_layer, pool=pool)
+        return self._ensure(store, digest, target, unpack)
+
+    def ensure_source(self, store: Store, digest: str, *, group: str = "") -> tuple[Path, ...]:
+        """Like ``ensure`` of a source layer: its directories, bottom first.
+
+        Of the sources of one ``group`` the first is unpacked whole, of others what differs from it;
+        without a group each is whole. Git's objects that the layer left out are made.
+        """
+        target = self._base / "sources" / keys.hex_of(digest)
+        unpack = functools.partial(self._unpack_source, group=group)
+        self._ensure(store, digest, target, unpack)
+        return self.source(digest)
+
+    def _ensure(self, store: Store, digest: str, target: Path, unpack: _Unpack) -> Path:
         with explained("unpack a layer into the node store", self._base):
             if not target.is_dir():
                 _make_passable(target.parent)
                 _make_passable(self._locks)
-                fill = functools.partial(self._fill, store, digest)
+                fill = functools.partial(self._fill, store, digest, unpack)
                 atomic.ensure_directory(target, self._lock(target.name), fill)
         return target
 
@@ -108,30 +149,143 @@ class NodeStore:
     def _lock(self, value: str) -> Path:
         return self._locks / f"{value}.lock"
 
-    def _fill(self, store: Store, digest: str, work: Path) -> None:
+    def _fill(self, store: Store, digest: str, unpack: _Unpack, work: Path) -> None:
         """Unpack into ``work``, under the lock of the digest."""
-        self._remove_abandoned(keys.hex_of(digest))
+        self._remove_abandoned(work.parent, keys.hex_of(digest))
         with store.open_packed(digest) as file, slot(self._locks, _slots()):
             try:
-                with reachable(work.parent) as parent:
-                    unpack = functools.partial(
-                        _unpack, file, digest, store.path(digest), parent / work.name, self.idmap
-                    )
-                    call_carrying(self.idmap, unpack)
-                # A rename reaches the disk before the content of new files does; after a power cut
-                # the final name would stand over empty files.
-                _sync_file_system(work)
+                unpack(file, digest, store.path(digest), work)
             except BaseException:
                 remove_tree(work, self.idmap)
                 raise
 
-    def _remove_abandoned(self, held: str) -> None:
+    def _unpack_layer(
+        self, file: BinaryIO, digest: str, packed: Path, work: Path, *, pool: str
+    ) -> None:
+        pools = self._pool(pool) if pool else None
+
+        def unpack(parent: Path, shared: Path | None) -> None:
+            tree = parent / work.name
+            with verified(file, digest, packed) as stream:
+                if shared is None:
+                    archive.unpack(stream, tree, idmap=self.idmap, archive=str(packed))
+                    made = None
+                else:
+                    recording = Recording(Reader(stream))
+                    made = Pool(shared, recording.last)
+                    archive.lay_out(
+                        recording, tree, idmap=self.idmap, archive=str(packed), files=made
+                    )
+            _sync_file_system(tree)
+            if made is not None:
+                made.share(tree)
+
+        with ExitStack() as stack:
+            parent = stack.enter_context(reachable(work.parent))
+            shared = stack.enter_context(reachable(pools)) if pools else None
+            call_carrying(self.idmap, functools.partial(unpack, parent, shared))
+
+    def _unpack_source(
+        self, file: BinaryIO, digest: str, packed: Path, work: Path, *, group: str
+    ) -> None:
+        if not group:
+            self._unpack_whole(file, digest, packed, work)
+            return
+        reference = self._reference_of(group)
+        if reference is None:
+            with atomic.locked(self._lock(f"group-{group}")):
+                reference = self._reference_of(group)
+                if reference is None:
+                    self._unpack_whole(file, digest, packed, work)
+                    # It bears its name as soon as this process renames it; until then, and if it
+                    # never does, the next of the group becomes the reference.
+                    atomic.write_text(self._group(group), keys.hex_of(digest))
+                    return
+        self._unpack_difference(file, digest, packed, work, reference)
+
+    def _unpack_whole(self, file: BinaryIO, digest: str, packed: Path, work: Path) -> None:
+        def unpack(parent: Path, pools: Pools) -> None:
+            with _said_of(digest, packed):
+                made = sources.unpack_whole(
+                    verified(file, digest, packed),
+                    parent / work.name,
+                    pools=pools,
+                    idmap=self.idmap,
+                    archive_name=str(packed),
+                )
+            self._share(made, parent / work.name)
+
+        self._call_on_sources(work, unpack)
+
+    def _unpack_difference(
+        self, file: BinaryIO, digest: str, packed: Path, work: Path, reference: Reference
+    ) -> None:
+        try:
+            with verified(file, digest, packed) as stream:
+                found = sources.difference(stream, reference, str(packed))
+        except sources.TooDifferent:
+            file.seek(0)
+            self._unpack_whole(file, digest, packed, work)
+            return
+
+        def unpack(parent: Path, pools: Pools) -> None:
+            below = replace(reference, path=parent / reference.path.name)
+            with _said_of(digest, packed):
+                made = sources.unpack_difference(
+                    found,
+                    below,
+                    parent / work.name,
+                    pools=pools,
+                    idmap=self.idmap,
+                    archive_name=str(packed),
+                )
+            self._share(made, parent / work.name)
+
+        self._call_on_sources(work, unpack)
+
+    def _share(self, made: tuple[Pool, Writer | None], work: Path) -> None:
+        """Put what was made on disk, and into the pools."""
+        pool, writer = made
+        _sync_file_system(work)
+        pool.share(work / sources.TREE)
+        pool.close()
+        if writer is not None:
+            writer.share()
+
+    def _call_on_sources(self, work: Path, function: Callable[[Path, Pools], None]) -> None:
+        with (
+            reachable(work.parent) as parent,
+            reachable(self._pool("source")) as files,
+            reachable(self._pool("objects")) as objects,
+        ):
+            call_carrying(self.idmap, functools.partial(function, parent, Pools(files, objects)))
+
+    def _reference_of(self, group: str) -> Reference | None:
+        try:
+            name = self._group(group).read_text(encoding="ascii")
+        except FileNotFoundError:
+            return None
+        path = self._base / "sources" / name
+        if self._reference is None or self._reference.path != path or not path.is_dir():
+            self._reference = Reference.read(path)
+        return self._reference
+
+    def _group(self, group: str) -> Path:
+        return self._base / "groups" / group
+
+    def _pool(self, name: str) -> Path:
+        """The pool ``name``, made if missing; who acts for the map must be able to write there."""
+        path = self._base / "pool" / name
+        _make_passable(path)
+        return path
+
+    def _remove_abandoned(self, parent: Path, held: str) -> None:
         """Remove what killed processes left: work directories of digests whose lock nobody holds.
 
         ``held`` is the digest whose lock this process has, so every work directory of it is
         abandoned.
         """
-        for path in self.path("sha256:" + held).parent.glob(".*.tmp"):
+        for path in parent.glob(".*.tmp"):
             prefix = path.name.split(".")[1]
             if held.startswith(prefix):
                 remove_tree(path, self.idmap)
@@ -151,9 +305,17 @@ class NodeStore:
             yield held
 
 
-def _unpack(file: BinaryIO, digest: str, packed: Path, target: Path, idmap: IdMap) -> None:
-    with verified(file, digest, packed) as stream:
-        archive.unpack(stream, target, idmap=idmap, archive=str(packed))
+#: Makes a layer: the packed file, its digest and path, and the directory to make.
+_Unpack = Callable[[BinaryIO, str, Path, Path], None]
+
+
+@contextmanager
+def _said_of(digest: str, packed: Path) -> Generator[None]:
+    """Say of which layer git's files contradict each other."""
+    try:
+        yield
+    except ValueError as error:
+        raise LayerDamaged(digest, packed, f"its checkout is broken: {error}") from error
 
 
 def _slots() -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from minisandbox.build.checkouts.checkout import Head, normalise_index, script
 from minisandbox.build.checkouts.lending import KeptGit
-from minisandbox.build.workshop import Workshop
+from minisandbox.build.workshop import Workshop, layer_date
 from minisandbox.errors import PatchFailed, StageFailed
 from minisandbox.evaluate.patches import patched_paths
 from minisandbox.runtime import worktree
@@ -29,14 +29,12 @@ METHOD = 1
 @dataclass(frozen=True)
 class Planted:
     """A bug in its place: the commit and the tree that changes are told against, the patch that
-    brings the hidden test files back, the files that the healthy commit tracks, and the date (unix
-    seconds) of the layer.
+    brings the hidden test files back, and the files that the healthy commit tracks.
     """
 
     head: Head
     test_patch: str
     tracked: frozenset[str]
-    date: int
 
 
 def plant(
@@ -76,14 +74,15 @@ def plant(
     _write_list(shop, "copies", hidden_copies)
     _run(shop, script("bugs/hide.sh"), what="hiding copies of tests")
     date = int(_run(shop, b"cd /testbed && git show -s --format=%ct HEAD", what="its date"))
-    said = _run(shop, script("squash.sh"), str(date), what="squashing its history")
+    said = _run(
+        shop, script("squash.sh"), str(date), str(layer_date("bug")), what="squashing its history"
+    )
     commit, tree = said.split()[-2:]
     normalise_index(shop)
     return Planted(
         head=Head(commit=commit, tree=tree),
         tracked=tracked,
         test_patch=shop.sandbox.read_file("/tmp/tests.patch").decode("utf-8"),
-        date=date,
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from minisandbox import keys
 from minisandbox.build.checkouts import gitindex
 from minisandbox.build.checkouts.submodules import Submodule
-from minisandbox.build.workshop import TOOLS, Workshop
+from minisandbox.build.workshop import TOOLS, Workshop, layer_date
 from minisandbox.errors import StageFailed
 from minisandbox.records.layer import LayerRef
 from minisandbox.records.plan import History
@@ -61,11 +61,11 @@ def make_checkout(
     clone: str,
     limits: Limits,
     submodules: Sequence[tuple[Submodule, Path]] = (),
-    loose: bool = False,
 ) -> Checkout:
-    """Check out ``revision`` at ``/testbed`` and pack it, each of git's objects a file of its own
-    if they are to be ``loose``; raises ``StageFailed`` of kind ``commit`` or ``limit``.
-    ``submodules`` come with their mirrors.
+    """Check out ``revision`` at ``/testbed`` and pack it; raises ``StageFailed`` of kind ``commit``
+    or ``limit``. ``submodules`` come with their mirrors.
+
+    Without a history, git's objects that nodes can make from the files are left out.
     """
     if not mirror.is_dir():
         raise StageFailed(
@@ -90,7 +90,7 @@ def make_checkout(
                 f"{TOOLS}/mirror",
                 revision,
                 depth or "",
-                "loose" if loose else "",
+                str(layer_date("source")),
             ],
             stdin=script("checkout.sh"),
             timeout=1800,
@@ -118,18 +118,20 @@ def make_checkout(
         commit, date = result.text.split()[-2:]
         indices = {INDEX}
         if submodules:
-            indices |= _add_submodules(shop, [submodule for submodule, _ in submodules], date)
+            indices |= _add_submodules(shop, [submodule for submodule, _ in submodules])
+        if history == "none":
+            _strip(shop, url)
         normalise_index(shop, *indices)
-        layer = shop.pack("source", date=int(date), newer=frozenset(indices))
+        layer = shop.pack("source", newer=frozenset(indices))
     return Checkout(layer=layer, commit=commit, date=int(date))
 
 
 def commit_install(shop: Workshop, *, date: int) -> Head:
-    """Record what the install step changed: tracked files in a commit on top, other files as
-    excluded.
+    """Record what the install step changed: tracked files in a commit of ``date`` on top, other
+    files as excluded.
     """
     result = shop.run(
-        ["/bin/bash", "-s", "--", str(date)],
+        ["/bin/bash", "-s", "--", str(date), str(layer_date("instance"))],
         stdin=script("commit.sh"),
         failure="install",
         what="committing the install",
@@ -142,7 +144,20 @@ def commit_install(shop: Workshop, *, date: int) -> Head:
     return Head(commit=commit, tree=tree)
 
 
-def _add_submodules(shop: Workshop, submodules: Sequence[Submodule], date: str) -> set[str]:
+def _strip(shop: Workshop, url: str) -> None:
+    """Leave git's objects out that ``store.gitobjects`` makes again."""
+    result = shop.sandbox.run(
+        ["/bin/bash", "-s"], stdin=script("strip.sh"), timeout=1800, merge_stderr=True
+    )
+    if result.limit:
+        raise shop.reached_limit(f"stripping the checkout of {url}", result)
+    if result.exit_code != 0:
+        raise StageFailed(
+            "commit", f"stripping the checkout of {url} failed: {result.text.strip()[-300:]}"
+        )
+
+
+def _add_submodules(shop: Workshop, submodules: Sequence[Submodule]) -> set[str]:
     """Check out submodules in the checkout; returns their indices."""
     words = [
         word
@@ -150,7 +165,7 @@ def _add_submodules(shop: Workshop, submodules: Sequence[Submodule], date: str) 
         for word in (f"{TOOLS}/submodule{number}", item.commit, item.path, item.name, item.url)
     ]
     result = shop.sandbox.run(
-        ["/bin/bash", "-s", "--", date, *words],
+        ["/bin/bash", "-s", "--", str(layer_date("source")), *words],
         stdin=script("submodules.sh"),
         timeout=1800,
         merge_stderr=True,

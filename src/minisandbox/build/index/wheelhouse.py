@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from minisandbox.build.workshop import LAYER_DATE, Workshop
+from minisandbox.build.workshop import Workshop
 from minisandbox.records.layer import LayerRef
 from minisandbox.records.lock import IndexFile
 from minisandbox.runtime.instance import WHEELHOUSE
@@ -29,4 +29,4 @@ def pack_wheelhouse(
     ) as shop:
         for file, path in files:
             shop.sandbox.upload(path, f"{WHEELHOUSE}/{file.filename}")
-        return shop.pack("wheelhouse", date=LAYER_DATE)
+        return shop.pack("wheelhouse")

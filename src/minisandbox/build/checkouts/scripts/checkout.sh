@@ -1,6 +1,6 @@
-# checkout.sh MIRROR REVISION DEPTH LOOSE: make /testbed from one commit of a mirror. Prints its hash and its date.
+# checkout.sh MIRROR REVISION DEPTH MTIME: make /testbed from one commit of a mirror. Prints its hash and its date.
 set -eu
-mirror=$1 revision=$2 depth=$3 loose=$4
+mirror=$1 revision=$2 depth=$3 mtime=$4
 export GIT_CONFIG_GLOBAL=/dev/null GIT_TERMINAL_PROMPT=0 GIT_LFS_SKIP_SMUDGE=1 LC_ALL=C.UTF-8
 trust='-c safe.directory=* -c uploadpack.allowAnySHA1InWant=true -c core.hooksPath=/dev/null'
 
@@ -48,16 +48,9 @@ fi
 
 # One pack, made the same way every time. A full history keeps the deltas of the mirror: redoing them takes minutes.
 git -c pack.threads=1 repack -a -d -q ${depth:+-f}
-if [ -n "$loose" ]; then
-    # One file each, so that a layer above can take away those that nobody may see there.
-    mv .git/objects/pack /tmp/packs
-    for pack in /tmp/packs/*.pack; do git -c core.looseCompression=0 unpack-objects -q < "$pack"; done
-    rm -rf /tmp/packs .git/objects/info/packs
-    mkdir .git/objects/pack
-fi
 git pack-refs --all
 rm -rf .git/FETCH_HEAD .git/ORIG_HEAD .git/logs .git/hooks .git/branches .git/description .git/objects/info/commit-graphs
-find . -path ./.git -prune -o -exec touch -h -d "@$date" {} +
+find . -path ./.git -prune -o -exec touch -h -d "@$mtime" {} +
 git update-index -q --refresh
 git status --porcelain | head -n 5 >&2
 echo "$commit $date"

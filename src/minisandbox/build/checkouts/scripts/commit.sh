@@ -1,11 +1,11 @@
-# commit.sh DATE: put what the install step did to the checkout on record. Prints the new commit and its tree.
+# commit.sh DATE MTIME: put what the install step did to the checkout on record. Prints the new commit and its tree.
 #
 # Tracked files that it changed go into a commit on top of base, as in the official images; an empty commit if
 # there is none, because evaluation scripts run `git show`, which prints the whole tree of a parentless commit.
 # Files that it made and the project does not ignore are excluded by name, so that `git status` is clean and no
 # diff of an agent's work holds them.
 set -eu
-date=$1
+date=$1 mtime=$2
 for folder in /testbed /testbed/.git; do
     if [ -L "$folder" ] || [ ! -d "$folder" ]; then
         echo "$folder is no directory any more" >&2
@@ -24,7 +24,7 @@ git ls-files --others --exclude-standard -z | while IFS= read -r -d '' path; do
 done > /tmp/made
 cat /tmp/made >> .git/info/exclude
 
-git diff --name-only --no-renames --diff-filter=d -z | xargs -0 -r touch -h -d "@$date" --
+git diff --name-only --no-renames --diff-filter=d -z | xargs -0 -r touch -h -d "@$mtime" --
 git -c core.hooksPath=/dev/null -c commit.gpgSign=false commit -q -a --allow-empty --no-verify \
     -m 'minisandbox: the repository as installed'
 git pack-refs --all

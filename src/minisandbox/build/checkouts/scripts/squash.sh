@@ -1,10 +1,10 @@
-# squash.sh DATE: make what lies in /testbed all that git knows there. Prints the new commit and its tree.
+# squash.sh DATE MTIME: make what lies in /testbed all that git knows there. Prints the new commit and its tree.
 #
 # The bug is in already. /tmp/changed lists the files that it changed, /tmp/hidden those that nobody may see before
 # grading (NUL after each). The healthy tree, which is the answer, and the hidden files are then gone from history and
 # objects: one commit, and the empty one on top that evaluation scripts expect. /tmp/tests.patch brings the hidden files back.
 set -eu
-date=$1
+date=$1 mtime=$2
 cd /testbed
 export GIT_CONFIG_GLOBAL=/dev/null LC_ALL=C.UTF-8 GIT_LITERAL_PATHSPECS=1
 # An object holds what a file holds that lies in the layer as well: equal bytes are packed once.
@@ -38,7 +38,7 @@ git rev-list --objects --all | cut -d ' ' -f 1 | sort > /tmp/kept
 git cat-file --batch-all-objects --batch-check='%(objectname)' | sort > /tmp/all
 (cd .git/objects && comm -13 /tmp/kept /tmp/all | sed 's|^..|&/|' | xargs -r rm --)
 
-xargs -0 -r sh -c 'for path; do [ ! -e "$path" ] && [ ! -L "$path" ] || touch -h -d "$0" -- "$path"; done' "@$date" \
+xargs -0 -r sh -c 'for path; do [ ! -e "$path" ] && [ ! -L "$path" ] || touch -h -d "$0" -- "$path"; done' "@$mtime" \
     < /tmp/changed
 # Anew: an old one may remember trees that are gone.
 rm .git/index

@@ -1,0 +1,151 @@
+"""Git's objects of a checkout, made from its files and its index.
+
+The objects of a base commit hold, compressed, what lies in the work tree as files. A source layer
+leaves them out, and each node makes them when it unpacks, as it does with byte-code. They check
+themselves: every name is the SHA-1 of the content (gitformat-index(5), gitformat-loose(5)).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+_HEADER = struct.Struct(">4sII")
+# ctime s, ns; mtime s, ns; dev; ino; mode; uid; gid; size; object id; flags
+_ENTRY = struct.Struct(">24xI12x20sH")
+_EXTENDED = 0x4000
+_STAGE = 0x3000
+
+#: Modes of an index that stand for no blob: a submodule's commit.
+GITLINK = 0o160000
+SYMLINK = 0o120000
+
+
+class IndexEntry(NamedTuple):
+    """One file of an index: its mode as git has it, and the name of its blob."""
+
+    path: bytes
+    mode: int
+    object_id: bytes
+
+
+def read_index(data: bytes) -> list[IndexEntry]:
+    """The entries of an index of version 2 or 3, in its order; raises ``ValueError``."""
+    if len(data) < _HEADER.size + 20:
+        raise ValueError("the index is too short")
+    body = data[:-20]
+    if hashlib.sha1(body, usedforsecurity=False).digest() != data[-20:]:
+        raise ValueError("the index does not have the checksum that it ends with")
+    signature, version, count = _HEADER.unpack_from(body)
+    if signature != b"DIRC" or version not in (2, 3):
+        raise ValueError(f"not a git index of version 2 or 3 (version {version})")
+    entries: list[IndexEntry] = []
+    position = _HEADER.size
+    try:
+        for _ in range(count):
+            mode, object_id, flags = _ENTRY.unpack_from(body, position)
+            if flags & _STAGE:
+                raise ValueError("the index holds a conflict")
+            start = position + _ENTRY.size + (2 if flags & _EXTENDED else 0)
+            end = body.index(b"\0", start)
+            entries.append(IndexEntry(body[start:end], mode, object_id))
+            position += (end - position + 8) // 8 * 8
+    except struct.error as error:
+        raise ValueError(f"the index ends early ({error})") from None
+    return entries
+
+
+class Trees(NamedTuple):
+    """The tree objects of an index: contents by name (20 bytes), and the name of the root."""
+
+    contents: Mapping[bytes, bytes]
+    root: bytes
+
+
+def trees(entries: Iterable[IndexEntry]) -> Trees:
+    """The trees that ``git write-tree`` would make."""
+    # Of each directory: what orders a name, and its line. A directory sorts as if it ended in "/".
+    children: dict[bytes, list[tuple[bytes, bytes]]] = {b"": []}
+    for path, mode, object_id in entries:
+        directory, _, name = path.rpartition(b"/")
+        if directory not in children:
+            _with_parents(directory, children)
+        children[directory].append((name, b"%o %s\0%s" % (mode, name, object_id)))
+    contents: dict[bytes, bytes] = {}
+    root = b""
+    for directory in sorted(children, key=lambda path: path.count(b"/") + bool(path), reverse=True):
+        content = b"".join(line for _, line in sorted(children[directory]))
+        object_id = name_of(b"tree", content)
+        contents[object_id] = content
+        if directory:
+            parent, _, name = directory.rpartition(b"/")
+            children[parent].append((name + b"/", b"40000 %s\0%s" % (name, object_id)))
+        else:
+            root = object_id
+    return Trees(contents, root)
+
+
+def _with_parents(directory: bytes, children: dict[bytes, list[tuple[bytes, bytes]]]) -> None:
+    while directory not in children:
+        children[directory] = []
+        directory = directory.rpartition(b"/")[0]
+
+
+def name_of(kind: bytes, content: bytes) -> bytes:
+    """The 20 bytes by which git names an object."""
+    found = hashlib.sha1(b"%s %d\0" % (kind, len(content)), usedforsecurity=False)
+    found.update(content)
+    return found.digest()
+
+
+def loose(kind: bytes, content: bytes) -> bytes:
+    """The content of the file that holds an object."""
+    # Level 1: checkouts read objects once, if at all, and a node makes thousands of them.
+    return zlib.compress(b"%s %d\0%s" % (kind, len(content), content), 1)
+
+
+def tree_of_commit(file: bytes) -> bytes:
+    """The name of the tree of a commit, from the loose object's file; raises ``ValueError``."""
+    try:
+        text = zlib.decompress(file)
+    except zlib.error as error:
+        raise ValueError(f"the commit cannot be decompressed: {error}") from None
+    header, _, body = text.partition(b"\0")
+    if not header.startswith(b"commit ") or not body.startswith(b"tree "):
+        raise ValueError("it is not a commit")
+    return bytes.fromhex(body[5:45].decode("ascii", "replace"))
+
+
+def head_commit(files: Mapping[str, bytes]) -> str:
+    """The hex name of the commit that ``HEAD`` is at; raises ``ValueError``.
+
+    ``files`` holds ``HEAD`` and, where there is one, ``packed-refs``.
+    """
+    head = files.get("HEAD", b"").decode("utf-8", "replace").strip()
+    if not head.startswith("ref: "):
+        return head
+    reference = head.removeprefix("ref: ")
+    lines = files.get("packed-refs", b"").decode("utf-8", "replace").splitlines()
+    for line in lines:
+        name, _, ref = line.partition(" ")
+        if ref == reference:
+            return name
+    raise ValueError(f"{reference} is not among the packed references")
+
+
+def file_name(object_id: bytes) -> str:
+    """Where the object lies below ``.git/objects``."""
+    text = object_id.hex()
+    return f"{text[:2]}/{text[2:]}"
+
+
+def wanted(entries: Sequence[IndexEntry]) -> dict[bytes, list[IndexEntry]]:
+    """By name of a blob, the entries whose files hold it."""
+    found: dict[bytes, list[IndexEntry]] = {}
+    for entry in entries:
+        if entry.mode != GITLINK:
+            found.setdefault(entry.object_id, []).append(entry)
+    return found

@@ -1,0 +1,257 @@
+"""Puts the git objects that a source layer left out into the unpacked layer."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from minisandbox import linux
+from minisandbox.closing import Closing
+from minisandbox.idmap import IdMap
+from minisandbox.store import gitobjects
+from minisandbox.store.gitobjects import IndexEntry
+
+GIT = "testbed/.git"
+OBJECTS = f"{GIT}/objects"
+
+#: Bytes of a file that could be an index, a reference or a blob; git itself holds a blob in memory.
+_LIMIT = 2 << 30
+_MODE = 0o444
+
+
+class Checkout(Closing):
+    """Reads files of an unpacked checkout, given as directories, the top one first.
+
+    The content is not trusted: no link is followed, and nothing but regular files is read.
+    """
+
+    def __init__(self, trees: Sequence[Path]) -> None:
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self._roots = [os.open(tree, flags) for tree in trees]
+
+    def close(self) -> None:
+        """Close the directories."""
+        while self._roots:
+            os.close(self._roots.pop())
+
+    def read(self, path: str) -> bytes | None:
+        """The content of a regular file; None where there is none."""
+        for root in self._roots:
+            try:
+                fd = linux.open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+            except OSError as error:
+                if error.errno in _ABSENT:
+                    continue
+                raise
+            with open(fd, "rb") as file:
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode) or status.st_size > _LIMIT:
+                    return None
+                return file.read()
+        return None
+
+    def target(self, path: str) -> bytes | None:
+        """Where a symbolic link points; None where there is none."""
+        parent, _, name = path.rpartition("/")
+        for root in self._roots:
+            try:
+                fd = linux.open_beneath(root, parent, os.O_PATH | os.O_DIRECTORY)
+            except OSError as error:
+                if error.errno in _ABSENT:
+                    continue
+                raise
+            try:
+                return os.readlink(os.fsencode(name), dir_fd=fd)
+            except OSError as error:
+                if error.errno not in _ABSENT:
+                    raise
+            finally:
+                os.close(fd)
+        return None
+
+
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
+
+
+@dataclass(frozen=True)
+class Missing:
+    """The objects that a checkout has no file for, by name (20 bytes)."""
+
+    blobs: Mapping[bytes, Sequence[IndexEntry]]
+    trees: Mapping[bytes, bytes]
+
+    @property
+    def names(self) -> frozenset[bytes]:
+        """All of them."""
+        return frozenset(self.blobs) | frozenset(self.trees)
+
+    def content(self, name: bytes, checkout: Checkout) -> bytes:
+        """The file of an object; raises ``ValueError`` where the work tree does not hold it."""
+        if name in self.trees:
+            return gitobjects.loose(b"tree", self.trees[name])
+        for entry in self.blobs[name]:
+            path = f"testbed/{os.fsdecode(entry.path)}"
+            link = entry.mode == gitobjects.SYMLINK
+            content = checkout.target(path) if link else checkout.read(path)
+            if content is not None and gitobjects.name_of(b"blob", content) == name:
+                return gitobjects.loose(b"blob", content)
+        raise ValueError(
+            f"{os.fsdecode(self.blobs[name][0].path)} is not what git's index says it is"
+        )
+
+
+def missing(paths: Collection[str], checkout: Checkout) -> Missing | None:
+    """What a checkout's ``.git`` lacks, or None where it lacks nothing.
+
+    ``paths`` are those of all members of its layer. Raises ``ValueError`` where index and commit do
+    not go together.
+    """
+    packs = f"{OBJECTS}/pack/"
+    if f"{GIT}/index" not in paths or f"{GIT}/HEAD" not in paths:
+        return None
+    if any(path.startswith(packs) for path in paths):
+        return None  # a history came along, in packs that hold everything
+    index = checkout.read(f"{GIT}/index")
+    files = {
+        name: checkout.read(f"{GIT}/{name}") or b""
+        for name in ("HEAD", "packed-refs")
+        if f"{GIT}/{name}" in paths
+    }
+    if index is None:
+        raise ValueError("its index is no file")
+    commit = gitobjects.head_commit(files)
+    file = f"{OBJECTS}/{commit[:2]}/{commit[2:]}"
+    if file not in paths:
+        raise ValueError(f"the commit {commit} is not there")
+    entries = gitobjects.read_index(index)
+    trees = gitobjects.trees(entries)
+    if gitobjects.tree_of_commit(checkout.read(file) or b"") != trees.root:
+        raise ValueError(f"the files of its index are not those of the commit {commit}")
+    kept = frozenset(
+        bytes.fromhex(path[len(OBJECTS) :].replace("/", "")) for path in paths if _is_object(path)
+    )
+    blobs = gitobjects.wanted(entries)
+    return Missing(
+        {name: blobs[name] for name in blobs.keys() - kept},
+        {name: trees.contents[name] for name in trees.contents.keys() - kept},
+    )
+
+
+def _is_object(path: str) -> bool:
+    if not path.startswith(f"{OBJECTS}/"):
+        return False
+    name = path[len(OBJECTS) :].replace("/", "")
+    return len(name) == 40 and not set(name) - set("0123456789abcdef")
+
+
+class Writer:
+    """Writes objects below ``testbed/.git/objects`` of a layer, as links to a pool where it has
+    them.
+    """
+
+    def __init__(self, tree: Path, pool: Path, idmap: IdMap, date: int) -> None:
+        self._tree = tree
+        self._pool = pool
+        self._date = date * 1_000_000_000
+        self._owner = (idmap.host_uid(0), idmap.host_gid(0)) if idmap.kind == "root" else None
+        self._made: list[str] = []
+
+    def write(
+        self, names: Collection[bytes], content: Callable[[bytes], bytes], gone: Collection[bytes]
+    ) -> None:
+        """Make the objects ``names``, and whiteouts of those ``gone`` from the layer below."""
+        root = os.open(self._tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        pool = os.open(self._pool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            objects = linux.open_beneath(root, OBJECTS, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                self._write(objects, pool, names, content, gone)
+            finally:
+                os.close(objects)
+        finally:
+            os.close(pool)
+            os.close(root)
+
+    def _write(
+        self,
+        objects: int,
+        pool: int,
+        names: Collection[bytes],
+        content: Callable[[bytes], bytes],
+        gone: Collection[bytes],
+    ) -> None:
+        for fan, members in _by_fan(names, gone):
+            try:
+                os.mkdir(fan, 0o755, dir_fd=objects)
+            except FileExistsError:
+                pass
+            directory = linux.open_beneath(objects, fan, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                for rest, name in members:
+                    if name is None:
+                        os.mknod(rest, stat.S_IFCHR, os.makedev(0, 0), dir_fd=directory)
+                    elif not _linked(f"{fan}/{rest}", rest, pool, directory):
+                        self._make(rest, content(name), directory)
+                        self._made.append(f"{fan}/{rest}")
+                self._dress(directory, 0o755)
+            finally:
+                os.close(directory)
+        os.utime(objects, ns=(self._date, self._date))
+
+    def _make(self, name: str, content: bytes, directory: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, 0o600, dir_fd=directory)
+        try:
+            view = memoryview(content)
+            while view:
+                view = view[os.write(fd, view) :]
+            self._dress(fd, _MODE)
+        finally:
+            os.close(fd)
+
+    def _dress(self, fd: int, mode: int) -> None:
+        if self._owner is not None:
+            os.chown(fd, *self._owner)
+        os.chmod(fd, mode)
+        os.utime(fd, ns=(self._date, self._date))
+
+    def share(self) -> None:
+        """Let others link to what was made, which is on disk by now."""
+        for name in self._made:
+            target = self._pool / name
+            try:
+                try:
+                    os.link(self._tree / OBJECTS / name, target, follow_symlinks=False)
+                except FileNotFoundError:
+                    target.parent.mkdir(exist_ok=True)
+                    os.link(self._tree / OBJECTS / name, target, follow_symlinks=False)
+            except OSError:
+                continue  # somebody was faster, or there is no room: then it is not shared
+
+
+def _by_fan(
+    names: Collection[bytes], gone: Collection[bytes]
+) -> Iterator[tuple[str, list[tuple[str, bytes | None]]]]:
+    """Objects by the directory they lie in; None stands for a whiteout."""
+    fans: dict[str, list[tuple[str, bytes | None]]] = {}
+    for name in names:
+        text = name.hex()
+        fans.setdefault(text[:2], []).append((text[2:], name))
+    for name in gone:
+        text = name.hex()
+        fans.setdefault(text[:2], []).append((text[2:], None))
+    yield from sorted(fans.items())
+
+
+def _linked(source: str, name: str, pool: int, directory: int) -> bool:
+    try:
+        os.link(source, name, src_dir_fd=pool, dst_dir_fd=directory, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EMLINK, errno.EPERM, errno.EXDEV, errno.ENOTSUP):
+            return False
+        raise
+    return True

@@ -1,0 +1,132 @@
+"""Equal files of unpacked layers as one file: a pool of hard links, keyed by what they are.
+
+Two names of one tree must not be one file: ``cp a b`` and ``shutil.copyfile`` refuse that, and the
+two are told apart by nothing but their inode, through an overlay too. So the k-th file of a layer
+with some content takes the k-th *slot* of the pool, and layers that lie above one another draw from
+different pools.
+
+A file enters the pool when the layer it came in was checked and is on disk, so a link is never
+made to anything less.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from minisandbox.archive.members import Member
+from minisandbox.archive.unpacking import Parts, Write
+from minisandbox.closing import Closing
+
+#: Files up to this size are held in memory until their digest is known; larger ones are written
+#: first and replaced by a link.
+_IN_MEMORY = 16 << 20
+_SECOND = 1_000_000_000
+
+#: What a link meets where it cannot be made, and a copy can: no such file, too many links, a file
+#: system or a policy that has none, a full directory.
+_NO_LINK = frozenset(
+    {errno.ENOENT, errno.EMLINK, errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EACCES}
+)
+
+
+def kind_of_file(member: Member, content: str) -> str:
+    """What makes files exchangeable, or nothing where a file is not shared."""
+    plain = member.uid == member.gid == 0 and not member.xattrs and not member.mtime % _SECOND
+    return f"{content}-{member.mode & 0o1777:o}-{member.mtime // _SECOND}" if plain else ""
+
+
+class Pool(Closing):
+    """A directory of files that layers link to; makes the files of one layer.
+
+    ``digest`` tells the SHA-256 of the content that was read last. ``taken`` says how many slots of
+    each kind a layer below has taken.
+    """
+
+    def __init__(
+        self, directory: Path, digest: Callable[[], str], taken: Mapping[str, int] | None = None
+    ) -> None:
+        self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._digest = digest
+        self._taken = Counter(taken or {})
+        self._made: list[tuple[Parts, str]] = []
+
+    def close(self) -> None:
+        """Close the directory."""
+        os.close(self._fd)
+
+    def add(
+        self, member: Member, parts: Parts, parent: int, content: Iterator[bytes], write: Write
+    ) -> None:
+        """Make a regular file of a layer: a link, or a new file that others can link to."""
+        if member.size <= _IN_MEMORY:
+            held = list(content)
+            name = self._slot(member)
+            if name and self._link(name, parts[-1], parent):
+                return
+            write(member, parts[-1], parent, iter(held))
+        else:
+            write(member, parts[-1], parent, content)
+            name = self._slot(member)
+            if name and self._replace(name, parts[-1], parent):
+                return
+        if name:
+            self._made.append((parts, name))
+
+    def share(self, root: Path) -> None:
+        """Let others link to what was made in the layer at ``root``, which is on disk by now."""
+        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for parts, name in self._made:
+                self._enter(b"/".join(parts), fd, name)
+        finally:
+            os.close(fd)
+
+    def _slot(self, member: Member) -> str:
+        kind = kind_of_file(member, self._digest())
+        if not kind:
+            return ""
+        number = self._taken[kind]
+        self._taken[kind] += 1
+        return f"{kind[:2]}/{kind[2:]}-{number}"
+
+    def _link(self, name: str, target: bytes, parent: int) -> bool:
+        try:
+            os.link(name, target, src_dir_fd=self._fd, dst_dir_fd=parent, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in _NO_LINK:
+                return False
+            raise
+        return True
+
+    def _replace(self, name: str, target: bytes, parent: int) -> bool:
+        """Put a link to ``name`` in the place of an equal file, if the pool has it."""
+        try:
+            os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        beside = b".wh." + os.urandom(8).hex().encode()  # no member can be called so
+        if not self._link(name, beside, parent):
+            return False
+        os.rename(beside, target, src_dir_fd=parent, dst_dir_fd=parent)
+        return True
+
+    def _enter(self, path: bytes, root: int, name: str) -> None:
+        try:
+            try:
+                os.link(path, name, src_dir_fd=root, dst_dir_fd=self._fd, follow_symlinks=False)
+            except FileNotFoundError:
+                _make_fan(name.partition("/")[0], self._fd)
+                os.link(path, name, src_dir_fd=root, dst_dir_fd=self._fd, follow_symlinks=False)
+        except OSError:
+            return  # Somebody was faster, or there is no room: then it is not shared.
+
+
+def _make_fan(name: str, parent: int) -> None:
+    try:
+        os.mkdir(name, 0o755, dir_fd=parent)
+    except FileExistsError:
+        return

@@ -1,0 +1,307 @@
+"""Source layers on a node: one whole tree for many alike, and of each other what differs.
+
+Checkouts of one project are nearly equal. The first of a group is unpacked whole and becomes the
+*reference* of the others; of those only the difference is made: a layer to lie above the reference,
+with links to the pool for what others have as well and whiteouts for what is gone. Git's objects
+are made here too (see ``gitobjects``), exactly those of the checkout, never those of its reference.
+
+A source is a directory: ``tree``, and either ``listing`` and ``objects`` (of a reference) or
+``below``, the name of its reference.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from minisandbox import archive
+from minisandbox.archive.members import WHITEOUT_PREFIX, Kind, Member
+from minisandbox.archive.reading import Malformed, Reader
+from minisandbox.errors import UnsafeArchive
+from minisandbox.idmap import IdMap
+from minisandbox.store import listing
+from minisandbox.store.listing import Entry, Recording
+from minisandbox.store.objects import OBJECTS, Checkout, Missing, Writer, missing
+from minisandbox.store.pool import Pool, kind_of_file
+
+TREE, LISTING, OBJECT_NAMES, BELOW = "tree", "listing", "objects", "below"
+
+#: A source that differs from its reference in more of its files than this is unpacked whole.
+_MOST = 0.5
+#: Bytes of changed files that are held in memory; more, and the source is unpacked whole.
+_MOST_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Where files and objects of sources are shared."""
+
+    files: Path
+    objects: Path
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A source that others are told against: its directory, and what is in it."""
+
+    path: Path
+    entries: Mapping[bytes, Entry]
+    objects: frozenset[bytes]
+
+    @classmethod
+    def read(cls, path: Path) -> Reference | None:
+        """The reference at ``path``, or None if it is none."""
+        try:
+            entries = listing.decode((path / LISTING).read_bytes())
+            names = (path / OBJECT_NAMES).read_bytes()
+        except FileNotFoundError:
+            return None
+        objects = frozenset(names[at : at + 20] for at in range(0, len(names), 20))
+        return cls(path, {entry.member.path: entry for entry in entries}, objects)
+
+    @property
+    def taken(self) -> Mapping[str, int]:
+        """How many files of each kind it holds."""
+        return Counter(
+            kind_of_file(member, content) for member, content in self.entries.values() if content
+        )
+
+
+class TooDifferent(Exception):
+    """A source has too little in common with a reference."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What has to lie above a reference: members in order, and contents by digest."""
+
+    members: Sequence[Member]
+    entries: Sequence[Entry]
+    contents: Mapping[str, bytes]
+
+
+def unpack_whole(
+    opened: AbstractContextManager[BinaryIO],
+    work: Path,
+    *,
+    pools: Pools,
+    idmap: IdMap,
+    archive_name: str,
+) -> tuple[Pool, Writer | None]:
+    """Make a reference of the tar ``opened`` at ``work``, which does not exist; call it through
+    ``idmap.call_mapped``. What it returns shares the files once they are on disk.
+
+    Raises what ``archive.unpack`` does, and ``ValueError`` where git's files contradict each other.
+    """
+    tree = _start(work)
+    with opened as stream:
+        recording = Recording(Reader(stream))
+        pool = Pool(pools.files, recording.last)
+        archive.lay_out(recording, tree, idmap=idmap, archive=archive_name, files=pool)
+    # Only now it is known to be the layer that it says it is.
+    with Checkout([tree]) as checkout:
+        lacking = missing(_paths(recording.entries), checkout)
+        writer = None
+        if lacking is not None:
+            writer = Writer(tree, pools.objects, idmap, _date(recording.entries))
+            writer.write(lacking.names, lambda name: lacking.content(name, checkout), frozenset())
+    (work / OBJECT_NAMES).write_bytes(b"".join(sorted(lacking.names)) if lacking else b"")
+    (work / LISTING).write_bytes(listing.encode(recording.entries))
+    return pool, writer
+
+
+def unpack_difference(
+    found: Difference,
+    reference: Reference,
+    work: Path,
+    *,
+    pools: Pools,
+    idmap: IdMap,
+    archive_name: str,
+) -> tuple[Pool, Writer | None]:
+    """Like ``unpack_whole``, of what differs from ``reference``."""
+    tree = _start(work)
+    members = _Made(found)
+    pool = Pool(pools.files, members.last, reference.taken)
+    archive.lay_out(members, tree, idmap=idmap, archive=archive_name, files=pool)
+    with Checkout([tree, reference.path / TREE]) as checkout:
+        lacking = missing(_paths(found.entries), checkout)
+        writer = None
+        if lacking is not None or reference.objects:
+            writer = Writer(tree, pools.objects, idmap, _date(found.entries))
+            _write_objects(writer, lacking, reference, found.entries, checkout)
+    (work / BELOW).write_text(reference.path.name, encoding="ascii")
+    return pool, writer
+
+
+def _start(work: Path) -> Path:
+    """Make the directory of a source, passable whatever the umask; returns where its tree goes."""
+    os.mkdir(work, 0o700)
+    os.chmod(work, 0o755)
+    return work / TREE
+
+
+def _write_objects(
+    writer: Writer,
+    lacking: Missing | None,
+    reference: Reference,
+    entries: Collection[Entry],
+    checkout: Checkout,
+) -> None:
+    names: frozenset[bytes] = frozenset() if lacking is None else lacking.names
+    paths = {entry.member.path for entry in entries}
+    gone = [
+        name
+        for name in reference.objects - names
+        if f"{OBJECTS}/{name.hex()[:2]}/{name.hex()[2:]}".encode() not in paths
+    ]
+    if lacking is None:
+        writer.write(frozenset(), bytes, gone)
+    else:
+        writer.write(names - reference.objects, lambda name: lacking.content(name, checkout), gone)
+
+
+def difference(stream: BinaryIO, reference: Reference, archive_name: str) -> Difference:
+    """What the tar ``stream``, read to its end, holds that ``reference`` does not.
+
+    Raises ``TooDifferent``, and ``UnsafeArchive`` where it is no archive.
+    """
+    reader = Reader(stream)
+    entries: list[Entry] = []
+    contents: dict[str, bytes] = {}
+    held = 0
+    try:
+        for member in reader:
+            content = ""
+            if member.kind is Kind.FILE:
+                digest = hashlib.sha256()
+                before = reference.entries.get(member.path)
+                chunks: list[bytes] = []
+                for chunk in reader.content():
+                    digest.update(chunk)
+                    chunks.append(chunk)
+                    if len(chunks) > _MOST_BYTES >> 20:
+                        raise TooDifferent
+                content = digest.hexdigest()
+                if before != Entry(member, content) and content not in contents:
+                    contents[content] = b"".join(chunks)
+                    held += member.size
+                    if held > _MOST_BYTES:
+                        raise TooDifferent
+            entries.append(Entry(member, content))
+    except Malformed as error:
+        raise UnsafeArchive(archive_name, os.fsdecode(error.member), error.reason) from None
+    return compare(entries, reference, contents)
+
+
+def compare(
+    entries: Sequence[Entry], reference: Reference, contents: Mapping[str, bytes]
+) -> Difference:
+    """The difference of a listing from ``reference``; raises ``TooDifferent``."""
+    by_path = {entry.member.path: entry for entry in entries}
+    folders = {path for path, entry in by_path.items() if entry.member.kind is Kind.DIRECTORY}
+    folders.add(b"")
+    if len(by_path) != len(entries) or not all(_is_simple(path, folders) for path in by_path):
+        raise TooDifferent
+    if any(entry.member.kind is Kind.HARD_LINK for entry in entries):
+        raise TooDifferent
+    changed = {
+        path: entry.member
+        for path, entry in by_path.items()
+        if entry.member.kind is not Kind.DIRECTORY and reference.entries.get(path) != entry
+    }
+    # A directory tells only of itself: it is made again where something in it is, or it is new.
+    for path, entry in by_path.items():
+        if entry.member.kind is Kind.DIRECTORY and reference.entries.get(path) != entry:
+            changed[path] = entry.member
+    gone = _gone(by_path, reference)
+    if len(changed) + len(gone) > _MOST * len(by_path):
+        raise TooDifferent
+    needed = {*changed, OBJECTS.encode()} if OBJECTS.encode() in by_path else {*changed}
+    for path in [*needed, *gone]:
+        while (path := path.rpartition(b"/")[0]) and path not in needed:
+            needed.add(path)
+    members = [by_path[path].member for path in needed if path in by_path]
+    members += [_whiteout(path, entries[0].member) for path in gone]
+    members.sort(key=lambda member: member.path)
+    return Difference(members, entries, contents)
+
+
+def _is_simple(path: bytes, folders: Collection[bytes]) -> bool:
+    """Whether a path is as our own archives have it: spelled in one way, in a listed directory."""
+    parent, _, name = path.rpartition(b"/")
+    special = name in (b"", b".", b"..") or name.startswith(WHITEOUT_PREFIX)
+    return not special and parent in folders
+
+
+def _gone(by_path: Mapping[bytes, Entry], reference: Reference) -> list[bytes]:
+    """The paths that only the reference has, without what goes with a directory."""
+    gone: list[bytes] = []
+    for path in reference.entries:
+        if path in by_path:
+            continue
+        if _is_fan(path):
+            continue  # it has objects that are made here
+        parent = path.rpartition(b"/")[0]
+        above = by_path.get(parent)
+        stays = above is not None and above.member.kind is Kind.DIRECTORY
+        if not parent or stays or _is_fan(parent):
+            gone.append(path)
+    return gone
+
+
+def _is_fan(path: bytes) -> bool:
+    """Whether it is one of the 256 directories of git's objects."""
+    return path.rpartition(b"/")[0] == OBJECTS.encode() and len(path) == len(OBJECTS) + 3
+
+
+def _whiteout(path: bytes, like: Member) -> Member:
+    parent, slash, name = path.rpartition(b"/")
+    return replace(
+        like,
+        path=parent + slash + WHITEOUT_PREFIX + name,
+        kind=Kind.FILE,
+        mode=0,
+        uid=0,
+        gid=0,
+        size=0,
+        target=b"",
+        xattrs={},
+    )
+
+
+class _Made:
+    """Members of a difference, as ``archive.lay_out`` takes them."""
+
+    def __init__(self, found: Difference) -> None:
+        self._members = found.members
+        self._digests = {entry.member.path: entry.content for entry in found.entries}
+        self._contents = found.contents
+        self._current = b""
+
+    def __iter__(self) -> Iterator[Member]:
+        for member in self._members:
+            self._current = member.path
+            yield member
+
+    def content(self) -> Iterator[bytes]:
+        """The content of the current member."""
+        yield self._contents[self.last()]
+
+    def last(self) -> str:
+        """The digest of the current member."""
+        return self._digests[self._current]
+
+
+def _paths(entries: Collection[Entry]) -> frozenset[str]:
+    return frozenset(os.fsdecode(entry.member.path) for entry in entries)
+
+
+def _date(entries: Sequence[Entry]) -> int:
+    return entries[0].member.mtime // 1_000_000_000 if entries else 0
