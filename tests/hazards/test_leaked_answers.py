@@ -103,7 +103,7 @@ def instance(
         with Workshop([checkout.layer], store=store, network="none", log=log, name="leaks") as shop:
             shop.run("echo made > made.txt", failure="install", what="install", cwd="/testbed")
             head = commit_install(shop, date=checkout.date)
-            layer = shop.pack("instance", date=checkout.date)
+            layer = shop.pack("instance")
     node = NodeStore(root / "node", current())
     layers = [checkout.layer, layer]
     with start_instance(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from minisandbox.build.build_files import Given, put
-from minisandbox.build.workshop import LAYER_DATE, Workshop
+from minisandbox.build.workshop import Workshop
 from minisandbox.errors import StageFailed
 from minisandbox.idmap import remove_tree
 from minisandbox.records.layer import LayerRef
@@ -41,7 +41,7 @@ def test_only_those_in_the_repository_are_packed(tmp_path: Path) -> None:
         said(shop, "ln -s /srv /testbed/out")
         absent = put(shop, [Given(tmp_path / "file", place) for place in PLACES])
         assert said(shop, f"cat {' '.join(PLACES)} | sort -u") == "content\n"
-        layer = shop.pack("instance", date=LAYER_DATE, without=absent)
+        layer = shop.pack("instance", without=absent)
     with workshop(tmp_path, layer) as shop:
         assert said(shop, "find /opt /srv /testbed -type f") == "/testbed/build/c\n"
         assert "root" in said(shop, "cat /etc/passwd")  # what was covered is there again

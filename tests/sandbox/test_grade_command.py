@@ -238,7 +238,7 @@ def test_a_patch_of_ones_own(grade, tmp_path: Path) -> None:
 def test_what_is_no_verdict_is_a_failure(grade, instance: str, outcome: str) -> None:
     for more in ([], ["--strict"]):
         code, answer = grade(instance, "--gold", *more)
-        assert (code, answer["outcome"]) == (1, outcome)
+        assert (code, answer.get("outcome")) == (1, outcome), answer
         assert (answer["verdict"], answer["resolved"]) == (False, False)
         assert answer["reason"]
 

@@ -132,7 +132,7 @@ def instance(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
             install = "echo made > lib/help/made.txt; echo '# changed' >> lib/help/helper.py"
             shop.run(install, failure="install", what="install", cwd="/testbed")
             head = commit_install(shop, date=checkout.date)
-            layer = shop.pack("instance", date=checkout.date)
+            layer = shop.pack("instance")
     node = NodeStore(root / "node", current())
     with start_instance(
         [checkout.layer, layer], head_tree=head.tree, store=store, node=node, name="submodules"

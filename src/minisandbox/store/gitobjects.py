@@ -119,27 +119,15 @@ def tree_of_commit(file: bytes) -> bytes:
     return bytes.fromhex(body[5:45].decode("ascii", "replace"))
 
 
-def head_commit(files: Mapping[str, bytes]) -> str:
-    """The hex name of the commit that ``HEAD`` is at; raises ``ValueError``.
-
-    ``files`` holds ``HEAD`` and, where there is one, ``packed-refs``.
+def commit_of(reference: str, text: str) -> str:
+    """The hex name in the file of a reference, or of ``reference`` in ``packed-refs``; raises
+    ``ValueError``.
     """
-    head = files.get("HEAD", b"").decode("utf-8", "replace").strip()
-    if not head.startswith("ref: "):
-        return head
-    reference = head.removeprefix("ref: ")
-    lines = files.get("packed-refs", b"").decode("utf-8", "replace").splitlines()
-    for line in lines:
+    for line in text.splitlines():
         name, _, ref = line.partition(" ")
-        if ref == reference:
+        if ref in ("", reference) and len(name) == 40:
             return name
-    raise ValueError(f"{reference} is not among the packed references")
-
-
-def file_name(object_id: bytes) -> str:
-    """Where the object lies below ``.git/objects``."""
-    text = object_id.hex()
-    return f"{text[:2]}/{text[2:]}"
+    raise ValueError(f"git has no reference {reference!r}")
 
 
 def wanted(entries: Sequence[IndexEntry]) -> dict[bytes, list[IndexEntry]]:

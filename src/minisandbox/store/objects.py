@@ -116,29 +116,36 @@ def missing(paths: Collection[str], checkout: Checkout) -> Missing | None:
     if any(path.startswith(packs) for path in paths):
         return None  # a history came along, in packs that hold everything
     index = checkout.read(f"{GIT}/index")
-    files = {
-        name: checkout.read(f"{GIT}/{name}") or b""
-        for name in ("HEAD", "packed-refs")
-        if f"{GIT}/{name}" in paths
-    }
     if index is None:
         raise ValueError("its index is no file")
-    commit = gitobjects.head_commit(files)
-    file = f"{OBJECTS}/{commit[:2]}/{commit[2:]}"
-    if file not in paths:
-        raise ValueError(f"the commit {commit} is not there")
     entries = gitobjects.read_index(index)
     trees = gitobjects.trees(entries)
-    if gitobjects.tree_of_commit(checkout.read(file) or b"") != trees.root:
-        raise ValueError(f"the files of its index are not those of the commit {commit}")
-    kept = frozenset(
-        bytes.fromhex(path[len(OBJECTS) :].replace("/", "")) for path in paths if _is_object(path)
-    )
     blobs = gitobjects.wanted(entries)
-    return Missing(
+    kept = {
+        bytes.fromhex(path[len(OBJECTS) :].replace("/", "")) for path in paths if _is_object(path)
+    }
+    lacking = Missing(
         {name: blobs[name] for name in blobs.keys() - kept},
         {name: trees.contents[name] for name in trees.contents.keys() - kept},
     )
+    if lacking.names:
+        _check(trees.root, paths, checkout)
+    return lacking
+
+
+def _check(root: bytes, paths: Collection[str], checkout: Checkout) -> None:
+    """Raise ``ValueError`` unless ``HEAD`` is at a commit of the tree ``root``."""
+    head = (checkout.read(f"{GIT}/HEAD") or b"").decode("utf-8", "replace").strip()
+    if head.startswith("ref: "):
+        name = head.removeprefix("ref: ")
+        place = name if f"{GIT}/{name}" in paths else "packed-refs"
+        text = (checkout.read(f"{GIT}/{place}") or b"") if f"{GIT}/{place}" in paths else b""
+        head = gitobjects.commit_of(name, text.decode("utf-8", "replace"))
+    file = f"{OBJECTS}/{head[:2]}/{head[2:]}"
+    if file not in paths:
+        raise ValueError(f"the commit {head} is not there")
+    if gitobjects.tree_of_commit(checkout.read(file) or b"") != root:
+        raise ValueError(f"the files of its index are not those of the commit {head}")
 
 
 def _is_object(path: str) -> bool:
