@@ -6,6 +6,7 @@ import hashlib
 import http.server
 import io
 import json
+import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -355,6 +356,19 @@ class TestJoining:
         assert "Description: d\n more\n" in told.stanza
         digest = hashlib.md5(b"x=1\n", usedforsecurity=False).hexdigest()
         assert told.stanza.endswith(f"Conffiles:\n /etc/demo.conf {digest}\n")
+        assert told.conffiles == ("/etc/demo.conf",)
         found = self.joined(deb)
         assert found["var/lib/dpkg/info/demo:amd64.preinst"].mode == 0o755
         assert "var/lib/dpkg/info/demo:amd64.list" in found
+
+    def test_dpkg_is_left_to_place_what_is_set_aside(self, tmp_path: Path) -> None:
+        control = {"conffiles": f"{tmp_path}/etc/demo.d/hook\n".encode()}
+        deb = make_deb(tmp_path / "a.deb", {"etc/demo.d/hook": b"x=1\n"}, control)
+        told = joining.described(deb, placed=False)
+        assert told.stanza.endswith(f"Conffiles:\n {tmp_path}/etc/demo.d/hook newconffile\n")
+        (tmp_path / "etc/demo.d").mkdir(parents=True)
+        (tmp_path / "etc/demo.d/hook").write_bytes(b"x=1\n")
+        (tmp_path / "conffiles").write_text("".join(f"{name}\n" for name in told.conffiles))
+        script = Path(joining.__file__).with_name("set_aside.sh")
+        subprocess.run(["bash", "-eu", script, tmp_path], check=True)
+        assert [path.name for path in (tmp_path / "etc/demo.d").iterdir()] == ["hook.dpkg-new"]

@@ -31,6 +31,7 @@ from minisandbox.store import NodeStore, Store, default_node_root
 from minisandbox.store.faults import call_carrying, reachable
 
 _SCRIPT = "configure.sh"
+_SET_ASIDE = "set_aside.sh"
 _TIMEOUT = 3600
 #: Inside, while packages are configured.
 _KNOWN = "/run/packages"
@@ -113,7 +114,8 @@ def _build(plan: BasePlan, below: Sequence[LayerRef], store: Store, log: Path) -
     clock = stage.Clock()
     files = _files(paths, store)
     seconds["unpack"] = clock.seconds
-    packages = [joining.described(path) for path in paths]
+    # Those of a base need each other's configuration, and are set up with all of it in place.
+    packages = [joining.described(path, placed=not below) for path in paths]
     with tempfile.TemporaryDirectory(prefix="minisandbox-base-") as folder:
         known, idle = Path(folder, "known"), Path(folder, "idle")
         _write_known(known, packages)
@@ -137,15 +139,16 @@ def _build(plan: BasePlan, below: Sequence[LayerRef], store: Store, log: Path) -
                 "SOURCE_DATE_EPOCH": str(LAYER_DATE),
             },
         ) as shop:
-            shop.run(
-                ["/bin/bash", "-eu", "-s", "--", _KNOWN],
-                stdin=_script(),
-                failure="base",
-                what="configuring the packages",
-                purpose="configure",
-                timeout=_TIMEOUT,
-                quiet=True,
-            )
+            for name in (*([_SET_ASIDE] if below else []), _SCRIPT):
+                shop.run(
+                    ["/bin/bash", "-eu", "-s", "--", _KNOWN],
+                    stdin=_script(name),
+                    failure="base",
+                    what="configuring the packages",
+                    purpose="configure",
+                    timeout=_TIMEOUT,
+                    quiet=True,
+                )
             configured = shop.pack("base", exclude=partial(is_below, _NOT_PACKED))
     return stage.new(
         BaseRecord,
@@ -192,11 +195,12 @@ def _write_known(folder: Path, packages: Sequence[joining.Package]) -> None:
         "status": "".join(f"{item.stanza}\n" for item in packages),
         "triggers": "".join(f"{line}\n" for line in triggers),
         "preinst": "".join(f"{name}\n" for name in preinst),
+        "conffiles": "".join(f"{name}\n" for item in packages for name in item.conffiles),
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
         (folder / name).chmod(0o644)
 
 
-def _script() -> bytes:
-    return (resources.files("minisandbox.build.bases") / _SCRIPT).read_bytes()
+def _script(name: str) -> bytes:
+    return (resources.files("minisandbox.build.bases") / name).read_bytes()

@@ -167,18 +167,22 @@ class PackedBase:
             "os_version": self.definition.os_version,
             "libc": self.definition.libc,
             "arch": platform.machine(),
-            "packages": self.digest([*self.lock.base, *names], unknown),
+            "packages": self._digest(names, unknown),
         }
 
-    def digest(self, names: Collection[str], unknown: Sequence[str] = ()) -> str:
-        """A digest of these packages and how they become layers."""
-        listed = [[name, self.packages[name].sha256] for name in sorted(names)]
-        script = (resources.files("minisandbox.build.bases") / "configure.sh").read_text("utf-8")
+    def _digest(self, further: Collection[str], unknown: Sequence[str]) -> str:
+        """A digest of the packages and how they become layers."""
+        names = sorted([*self.lock.base, *further])
         return keys.digest_of(
             {
                 "method": METHOD,
-                "script": script,
-                "packages": listed,
+                "script": _text("configure.sh"),
+                "packages": [[name, self.packages[name].sha256] for name in names],
                 "unknown": list(unknown),
+                **({"variant": _text("set_aside.sh")} if further else {}),
             }
         )
+
+
+def _text(script: str) -> str:
+    return (resources.files("minisandbox.build.bases") / script).read_text("utf-8")

@@ -35,22 +35,27 @@ _PIECE = 1 << 20
 @dataclass(frozen=True)
 class Package:
     """What dpkg keeps of one package: ``stanza`` of its status, ``triggers`` that it waits for
-    (name, then the package with a suffix that says how), ``has_preinst``.
+    (name, then the package with a suffix that says how), ``has_preinst``, ``conffiles`` (paths).
     """
 
     name: str
     stanza: str
     triggers: tuple[tuple[str, str], ...]
     has_preinst: bool
+    conffiles: tuple[str, ...]
 
 
-def described(path: Path) -> Package:
-    """What a package file says of itself."""
+def described(path: Path, *, placed: bool = True) -> Package:
+    """What a package file says of itself. Where its configuration files are not ``placed`` yet,
+    dpkg does that when it configures the package.
+    """
     with DebFile(path) as deb:
         fields = dict(deb.debcontrol())
         scripts = _scripts(deb)
         conffiles = _lines(scripts.get("conffiles", b""))
-        listed = "".join(f" {name} {_md5(deb, name)}\n" for name in conffiles)
+        states = [_md5(deb, name) if placed else "newconffile" for name in conffiles]
+        pairs = zip(conffiles, states, strict=True)
+        listed = "".join(f" {name} {state}\n" for name, state in pairs)
         kept = "".join(f"{key}: {value}\n" for key, value in fields.items() if key != "Package")
         stanza = f"Package: {fields['Package']}\nStatus: install ok unpacked\n{kept}"
         if listed:
@@ -58,7 +63,7 @@ def described(path: Path) -> Package:
         named = _info_name(fields)
         triggers = [_trigger(line, named) for line in _lines(scripts.get("triggers", b""))]
         waited = tuple(trigger for trigger in triggers if trigger is not None)
-        return Package(named, stanza, waited, "preinst" in scripts)
+        return Package(named, stanza, waited, "preinst" in scripts, tuple(conffiles))
 
 
 def _md5(deb: DebFile, name: str) -> str:
