@@ -27,6 +27,7 @@ from minisandbox.records.manifest import ManifestRow, variables_of
 from minisandbox.runtime import Cache
 from minisandbox.runtime.instance import TESTBED, environment_variables
 from minisandbox.runtime.services import SERVICES, has_services
+from minisandbox.runtime.stack import git_objects
 from minisandbox.sandbox import skeleton
 from minisandbox.sandbox.client import DEFAULT_ENV
 from minisandbox.store import Store
@@ -190,6 +191,9 @@ class _Exporting:
     def _layers(self, row: ManifestRow) -> list[_Packed]:
         """The layers of an image, bottom first; a folder joins them by ``_pack``."""
         stored = [_Packed(layer.kind, layer.digest, self._cache.store) for layer in row.layers]
+        if objects := git_objects(row.layers, store=self._cache.store, node=self._cache.node):
+            place = next(at for at, layer in enumerate(stored) if layer.kind == "source")
+            stored.insert(place + 1, self._pack("source", objects, archive.EARLIEST_DATE))
         height = sum(layer.kind == "base" for layer in stored)
         above = self._once("services", _write_start_all) if has_services(row.layers) else None
         layers = [*stored[:height], self._once("skeleton", _write_skeleton), *stored[height:]]

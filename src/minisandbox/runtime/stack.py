@@ -58,7 +58,7 @@ def stack(
     base: list[Path] = []
     folders: list[Path] = []
     interpreter: LayerRef | None = None
-    group = next((keys.hex_of(item.digest) for item in layers if item.kind == "environment"), "")
+    group = _group(layers)
     seen: Counter[str] = Counter()
     report = report or (lambda _: None)
     for layer in layers:
@@ -78,6 +78,22 @@ def stack(
             below = Stack(tuple(base) or None, tuple(folders))
             folders.append(_byte_code(layer, interpreter, below, node, report))
     return Stack(tuple(base) or None, tuple(folders))
+
+
+def git_objects(layers: Sequence[LayerRef], *, store: Store, node: NodeStore) -> Path | None:
+    """The objects that the source layer among ``layers`` leaves for nodes to make, as the directory
+    of a layer above it; None where there are none. Raises what ``NodeStore.ensure`` raises.
+    """
+    source = next((layer for layer in layers if layer.kind == "source"), None)
+    if source is None:
+        return None
+    node.ensure_source(store, source.digest, group=_group(layers))
+    return node.objects(store, source.digest)
+
+
+def _group(layers: Sequence[LayerRef]) -> str:
+    """Which sources are alike: those of one environment are of one project, at one time."""
+    return next((keys.hex_of(item.digest) for item in layers if item.kind == "environment"), "")
 
 
 def unpacked(layer: LayerRef, node: NodeStore) -> tuple[Path, ...]:

@@ -167,6 +167,28 @@ def _write_objects(
         writer.write(names - reference.objects, lambda name: lacking.content(name, checkout), gone)
 
 
+def unpack_objects(
+    entries: Sequence[Entry],
+    trees: Sequence[Path],
+    work: Path,
+    *,
+    objects: Path,
+    idmap: IdMap,
+) -> None:
+    """Make a layer at ``work`` of the objects alone that the source with ``entries``, unpacked at
+    ``trees`` (top first), left out; call it through ``idmap.call_mapped``.
+    """
+    by_path = {entry.member.path: entry.member for entry in entries}
+    way = OBJECTS.encode().split(b"/")
+    members = [by_path[b"/".join(way[:length])] for length in range(1, len(way) + 1)]
+    archive.lay_out(_Made(Difference(members, entries, {})), work, idmap=idmap)
+    with Checkout(trees) as checkout:
+        lacking = missing(_paths(entries), checkout)
+        if lacking is not None:
+            writer = Writer(work, objects, idmap, _date(entries))
+            writer.write(lacking.names, lambda name: lacking.content(name, checkout), frozenset())
+
+
 def difference(stream: BinaryIO, reference: Reference, archive_name: str) -> Difference:
     """What the tar ``stream``, read to its end, holds that ``reference`` does not.
 

@@ -23,7 +23,7 @@ from minisandbox.store import sources
 from minisandbox.store.faults import call_carrying, explained, reachable
 from minisandbox.store.listing import Recording
 from minisandbox.store.locks import slot, tried
-from minisandbox.store.objects import Writer
+from minisandbox.store.objects import Checkout, Writer, missing
 from minisandbox.store.packed import Store, verified
 from minisandbox.store.pool import Pool
 from minisandbox.store.scratch import scratch_directory
@@ -110,6 +110,35 @@ class NodeStore:
         unpack = functools.partial(self._unpack_source, group=group)
         self._ensure(store, digest, target, unpack)
         return self.source(digest)
+
+    def objects(self, store: Store, digest: str) -> Path | None:
+        """A layer of the git objects that an unpacked source layer left out, for whoever cannot
+        make them; None where it left none out. Raises what ``ensure`` does.
+        """
+        trees = tuple(reversed(self.source(digest)))
+        with store.open(digest) as stream:
+            recording = Recording(Reader(stream))
+            for _ in recording:
+                pass
+        paths = frozenset(os.fsdecode(entry.member.path) for entry in recording.entries)
+        with _said_of(digest, store.path(digest)), Checkout(trees) as checkout:
+            lacking = missing(paths, checkout)
+        if lacking is None or not lacking.names:
+            return None
+
+        def fill(work: Path) -> None:
+            with reachable(work.parent) as parent, reachable(self._pool("objects")) as objects:
+                unpack = functools.partial(
+                    sources.unpack_objects,
+                    recording.entries,
+                    trees,
+                    parent / work.name,
+                    objects=objects,
+                    idmap=self.idmap,
+                )
+                call_carrying(self.idmap, unpack)
+
+        return self.derive(f"objects-{keys.short(digest, 32)}", fill)
 
     def _ensure(self, store: Store, digest: str, target: Path, unpack: _Unpack) -> Path:
         with explained("unpack a layer into the node store", self._base):

@@ -1,0 +1,292 @@
+"""Checkouts on a node: told against the first of their group, with git's objects made there."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from minisandbox.archive.members import BLOCK, Kind, Member, encode_header, padding
+from minisandbox.build.checkouts.checkout import Checkout, make_checkout
+from minisandbox.errors import LayerDamaged
+from minisandbox.idmap import IdMap, call_mapped, remove_tree
+from minisandbox.sandbox import Limits, Sandbox
+from minisandbox.store import NodeStore, Store
+from minisandbox.store.gitobjects import read_index, trees
+
+Commits = dict[str, str]
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = {f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME",)}
+    identity |= {f"GIT_{who}_EMAIL": "x@x" for who in ("AUTHOR", "COMMITTER")}
+    done = subprocess.run(
+        ["git", "-c", "core.autocrlf=false", *words],
+        cwd=folder,
+        env={**os.environ, **identity, "GIT_CONFIG_GLOBAL": "/dev/null"},
+        check=True,
+        capture_output=True,
+    )
+    return done.stdout.decode("utf-8", "surrogateescape")
+
+
+def grow(folder: Path) -> Iterator[str]:
+    """Change a project step by step; yields the name of each step."""
+    for number in range(40):
+        path = folder / f"package/part{number % 4}/module{number}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"value = {number}\n" * 20)
+    for name in ("package/__init__.py", "package/part0/__init__.py", "package/part1/__init__.py"):
+        (folder / name).write_bytes(b"")
+    (folder / "link").symlink_to("package/__init__.py")
+    (folder / "tool.sh").write_text("echo tool\n")
+    (folder / "tool.sh").chmod(0o755)
+    (folder / "swapped").mkdir()
+    (folder / "swapped/inner").write_text("inner\n")
+    (folder / "other").write_text("a file\n")
+    yield "first"
+    (folder / "package/part2/module2.py").write_text("value = 'changed'\n")
+    (folder / "package/part3/__init__.py").write_bytes(b"")  # one more of what there are three of
+    (folder / os.fsdecode(b"latin-\xe9")).write_text("name\n")
+    (folder / "two\nlines").write_text("name\n")
+    yield "edited"
+    subprocess.run(["rm", "-r", "swapped", "other", "package/part1"], cwd=folder, check=True)
+    (folder / "swapped").write_text("now a file\n")
+    (folder / "other").mkdir()
+    (folder / "other/inner").write_text("now a directory\n")
+    (folder / "tool.sh").chmod(0o644)
+    (folder / "link").unlink()
+    (folder / "link").symlink_to("tool.sh")
+    yield "turned"
+    (folder / ".gitattributes").write_text("*.txt text eol=crlf\n*.id ident\n")
+    (folder / "lines.txt").write_text("one\ntwo\n")
+    (folder / "keyword.id").write_text("$Id$\n")
+    yield "converted"
+    for number in range(40, 400):
+        (folder / f"package/part0/module{number}.py").write_text(f"{number}\n")
+    yield "grown"
+
+
+@pytest.fixture(scope="module")
+def upstream(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Commits]:
+    folder = tmp_path_factory.mktemp("upstream")
+    git(folder, "init", "-q", "-b", "main")
+    commits: Commits = {}
+    for step in grow(folder):
+        git(folder, "add", "-A")
+        git(folder, "commit", "-q", "-m", step)
+        commits[step] = git(folder, "rev-parse", "HEAD").strip()
+    return folder / ".git", commits
+
+
+@pytest.fixture(scope="module")
+def packed(
+    upstream: tuple[Path, Commits], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Store, dict[str, Checkout]]]:
+    folder, commits = upstream
+    root = tmp_path_factory.mktemp("packed")
+    store = Store(root / "store")
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setenv("MINISANDBOX_NODE_STORE", str(root / "node"))
+        yield (
+            store,
+            {
+                step: make_checkout(
+                    folder,
+                    commit,
+                    history="none",
+                    store=store,
+                    log=root / "log",
+                    name=step,
+                    url="here",
+                    clone="here",
+                    limits=Limits(),
+                )
+                for step, commit in commits.items()
+            },
+        )
+
+
+@pytest.fixture
+def node(tmp_path: Path, idmap: IdMap) -> Iterator[NodeStore]:
+    yield NodeStore(tmp_path / "node", idmap)
+    remove_tree(tmp_path / "node", idmap)
+
+
+@pytest.fixture
+def opened(packed: tuple[Store, dict[str, Checkout]], node: NodeStore) -> Callable[..., Sandbox]:
+    store, checkouts = packed
+
+    def opened(step: str, group: str = "group") -> Sandbox:
+        folders = node.ensure_source(store, checkouts[step].layer.digest, group=group)
+        return Sandbox.start(
+            folders, scratch=node.scratch, idmap=node.idmap, cwd="/testbed", name=step
+        )
+
+    return opened
+
+
+def said(sandbox: Sandbox, command: str) -> str:
+    result = sandbox.run(command, merge_stderr=True)
+    assert result.exit_code == 0, result.text
+    return result.stdout.decode("utf-8", "surrogateescape").strip()
+
+
+@pytest.mark.parametrize("step", ["edited", "turned", "converted", "grown"])
+def test_a_checkout_is_that_of_its_commit(
+    opened: Callable[..., Sandbox], upstream: tuple[Path, Commits], step: str
+) -> None:
+    folder, commits = upstream
+    opened("first").close()
+    with opened(step) as box:
+        assert said(box, "git status --porcelain; git stash list; git remote") == ""
+        assert said(box, "git fsck --full --strict --no-progress --unreachable") == ""
+        assert said(box, "git rev-parse HEAD") == commits[step]
+        every = "git cat-file --batch-all-objects --batch-check='%(objectname)' | sort"
+        assert said(box, every) == said(box, "git rev-list --objects HEAD | cut -c1-40 | sort")
+        # All that lies there, directories too, and nothing of the checkout it is told against.
+        listed = said(box, "find . -path ./.git -prune -o -type f -print -o -type l -print | sort")
+        tree = git(folder, "ls-tree", "-r", "-z", "--name-only", commits[step]).split("\0")[:-1]
+        names = sorted(("./" + name for name in tree), key=os.fsencode)
+        assert listed == said(box, "printf '%s\\n' " + " ".join(map(quoted, names)) + " | sort")
+        said(box, "git checkout -q -f HEAD && git reset -q --hard && git diff --exit-code HEAD")
+        said(box, "rm -rf package && git checkout -q HEAD -- package && git diff --exit-code HEAD")
+
+
+def quoted(name: str) -> str:
+    return "'" + name.replace("'", "'\\''") + "'"
+
+
+def test_one_that_differs_little_is_a_difference(
+    packed: tuple[Store, dict[str, Checkout]], node: NodeStore
+) -> None:
+    store, checkouts = packed
+    layers = {step: checkout.layer.digest for step, checkout in checkouts.items()}
+    (first,) = node.ensure_source(store, layers["first"], group="one")
+    below, edited = node.ensure_source(store, layers["edited"], group="one")
+    assert below == first
+    assert node.source(layers["edited"]) == (first, edited)
+    assert len(node.ensure_source(store, layers["grown"], group="one")) == 1
+    assert len(node.ensure_source(store, layers["turned"], group="other")) == 1
+    assert len(node.ensure_source(store, layers["converted"])) == 1
+
+    def counted() -> tuple[int, bool]:
+        names = {path.relative_to(edited) for path in edited.rglob("*")}
+        return len(names), (edited / "testbed/package/part0/module0.py").exists()
+
+    files, unchanged = call_mapped(node.idmap, counted)
+    assert not unchanged
+    assert files < 60
+
+
+def test_equal_files_of_two_checkouts_are_one_and_of_one_are_two(
+    packed: tuple[Store, dict[str, Checkout]], node: NodeStore
+) -> None:
+    store, checkouts = packed
+    (first,) = node.ensure_source(store, checkouts["first"].layer.digest, group="one")
+    (second,) = node.ensure_source(store, checkouts["edited"].layer.digest, group="two")
+    same = "testbed/package/part0/module0.py"
+    assert (first / same).stat().st_ino == (second / same).stat().st_ino
+    empty = [first / f"testbed/package/{name}__init__.py" for name in ("", "part0/", "part1/")]
+    assert len({path.stat().st_ino for path in empty}) == 3
+    commit = checkouts["first"].commit
+    blob = next(
+        path for path in (first / "testbed/.git/objects").glob("??/*") if commit not in str(path)
+    )
+    assert blob.stat().st_nlink > 1
+
+
+def test_copying_one_equal_file_over_another_works(opened: Callable[..., Sandbox]) -> None:
+    opened("first").close()
+    with opened("edited") as box:
+        for target in ("package/part3/__init__.py", "package/part1/__init__.py"):
+            said(box, f"cp package/part0/__init__.py {target}")
+            said(
+                box,
+                f'python3 -c \'import shutil; shutil.copyfile("package/__init__.py", "{target}")\'',
+            )
+
+
+def test_sandboxes_of_one_reference_do_not_see_each_other(opened: Callable[..., Sandbox]) -> None:
+    with opened("first") as first, opened("edited") as second:
+        said(first, "echo 'value = 0' > package/part0/module0.py; git add -A; chmod 600 tool.sh")
+        said(first, "rm -rf .git/objects/??")
+        assert said(second, "git fsck --full --no-progress; git status --porcelain") == ""
+        assert said(second, "stat -c %a tool.sh") == "755"
+
+
+def test_trees_are_those_that_git_writes(upstream: tuple[Path, Commits]) -> None:
+    folder, commits = upstream
+    git(folder, "read-tree", commits["converted"])
+    made = trees(read_index((folder / "index").read_bytes()))
+    assert made.root.hex() == git(folder, "rev-parse", f"{commits['converted']}^{{tree}}").strip()
+    listed = git(folder, "ls-tree", "-r", "-t", commits["converted"]).splitlines()
+    below = {line.split()[2] for line in listed if line.split()[1] == "tree"}
+    assert {name.hex() for name in made.contents} == {*below, made.root.hex()}
+
+
+def tar(members: dict[bytes, bytes | None]) -> bytes:
+    out = io.BytesIO()
+    for path, content in members.items():
+        kind = Kind.DIRECTORY if content is None else Kind.FILE
+        size = len(content or b"")
+        out.write(encode_header(Member(path, kind, 0o755, 0, 0, 10**18, size)))
+        out.write((content or b"") + bytes(padding(size)))
+    return out.getvalue() + bytes(2 * BLOCK)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (lambda files: files.update(file=b"changed\n"), "is not what git's index says"),
+        (lambda files: files.update(HEAD=b"ref: refs/heads/gone\n"), "no reference"),
+        (lambda files: files.update(HEAD=b"0" * 40 + b"\n"), "is not there"),
+        (lambda files: files.update(index=files["index"][:-1] + b"\0"), "the checksum"),
+        (lambda files: files.update(index=b""), "too short"),
+    ],
+)
+def test_a_checkout_that_contradicts_itself_is_refused(
+    tmp_path: Path,
+    node: NodeStore,
+    damage: Callable[[dict[str, bytes]], None],
+    sentence: str,
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    git(work, "init", "-q", "-b", "main")
+    (work / "file").write_bytes(b"content\n")
+    git(work, "add", "-A")
+    git(work, "commit", "-q", "-m", "x")
+    git(work, "pack-refs", "--all")
+    commit = git(work, "rev-parse", "HEAD").strip()
+    dot, object_file = work / ".git", f"objects/{commit[:2]}/{commit[2:]}"
+    names = ("HEAD", "packed-refs", "index", object_file)
+    files = {name: (dot / name).read_bytes() for name in names} | {"file": b"content\n"}
+    damage(files)
+    content: dict[bytes, bytes | None] = {b"testbed": None, b"testbed/.git": None}
+    content |= {
+        b"testbed/.git/objects": None,
+        b"testbed/.git/objects/%b" % commit[:2].encode(): None,
+    }
+    content |= {b"testbed/.git/" + name.encode(): files[name] for name in names}
+    store = Store(tmp_path / "store")
+    layer = store_tar(store, tmp_path, tar(content | {b"testbed/file": files["file"]}), node.idmap)
+    with pytest.raises(LayerDamaged, match=sentence):
+        node.ensure_source(store, layer, group="one")
+    assert node.source(layer) == ()
+
+
+def store_tar(store: Store, place: Path, data: bytes, idmap: IdMap) -> str:
+    """Store what a tar holds."""
+    from minisandbox import archive
+
+    target = place / "laid"
+    call_mapped(idmap, partial(archive.unpack, io.BytesIO(data), target, idmap=idmap))
+    digest = store.add("source", target, date=1_600_000_000, idmap=idmap).digest
+    remove_tree(target, idmap)
+    return digest
