@@ -26,6 +26,7 @@ from minisandbox.records import codec
 from minisandbox.records.layer import LayerRef
 from minisandbox.records.plan import InterpreterPlan
 from minisandbox.records.stages import BaseRecord, InterpreterRecord
+from minisandbox.runtime.stack import CompilingFailed
 from minisandbox.sandbox import Bind
 from minisandbox.store import Store
 
@@ -40,7 +41,14 @@ _PROBE = (
     "sys.executable]))"
 )
 #: Modules that some builds lack and a build may yet do without.
-_OPTIONAL = ("ssl", "ctypes", "bz2", "lzma", "sqlite3", "readline")
+_OPTIONAL = ("ctypes", "bz2", "lzma", "sqlite3", "readline")
+#: What to do about one that does not run where it was copied to.
+_HINT = (
+    "if it was built with --enable-shared, its library must be found from $ORIGIN; "
+    "if for a newer C library than the base has, take another from 'interpreters'"
+)
+#: Kinds of failures that say something of one interpreter, and nothing of the next.
+_OF_ONE = ("interpreter", "program")
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ def run(
     def work() -> InterpreterRecord:
         log.unlink(missing_ok=True)
         stage.refuse_failed_base(base)
-        return _pack(_find(plan), plan, below, store, log)
+        return _first_usable(plan, below, store, log)
 
     return stage.run_stage(
         InterpreterRecord,
@@ -103,8 +111,41 @@ def preference(version: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return release[:2], tuple(-part for part in release[2:])
 
 
-def _find(plan: InterpreterPlan) -> tuple[Candidate, tuple[str, ...]]:
+def _first_usable(
+    plan: InterpreterPlan, base: Sequence[LayerRef], store: Store, log: Path
+) -> InterpreterRecord:
+    """The first that can be copied and then runs; the record says which could not, and why."""
+    patchelf = _patchelf()
     looked_in: list[str] = []
+    refused: list[StageFailed] = []
+    for candidate in _candidates(plan, looked_in):
+        try:
+            return _pack(candidate, looked_in, plan, base, patchelf, store, log)
+        except StageFailed as error:
+            if error.kind not in _OF_ONE:
+                raise
+            refused.append(error)
+            looked_in.append(f"{candidate.place}: {candidate.executable} ({error.message})")
+    if len(refused) == 1:
+        raise refused[0]
+    if refused:
+        told = "; ".join(error.message for error in refused)
+        raise StageFailed(
+            "interpreter",
+            f"no Python {plan.python} of this machine can be used: {told}",
+            hint=refused[0].hint,
+        )
+    raise StageFailed(
+        "interpreter",
+        f"there is no Python {plan.python} on this machine (looked in {'; '.join(looked_in)})",
+        hint=f"install it, for instance with `uv python install {plan.python}`, or name the "
+        "folder that holds it in 'interpreters'",
+    )
+
+
+def _candidates(plan: InterpreterPlan, looked_in: list[str]) -> Iterator[Candidate]:
+    """What fits, best first; what uv has to install comes last."""
+    seen: set[Path] = set()
     for place in plan.places:
         candidates = [
             candidate
@@ -112,16 +153,14 @@ def _find(plan: InterpreterPlan) -> tuple[Candidate, tuple[str, ...]]:
             if (candidate := _probe(place, path))
         ]
         fitting = [item for item in candidates if matches(item.version, plan.python)]
-        if fitting:
-            return min(fitting, key=lambda item: preference(item.version)), tuple(looked_in)
-    if "uv" in plan.places and (installed := _install(plan.python, looked_in)) is not None:
-        return installed, tuple(looked_in)
-    raise StageFailed(
-        "interpreter",
-        f"there is no Python {plan.python} on this machine (looked in {'; '.join(looked_in)})",
-        hint=f"install it, for instance with `uv python install {plan.python}`, or name the "
-        "folder that holds it in 'interpreters'",
-    )
+        for candidate in sorted(fitting, key=lambda item: preference(item.version)):
+            if candidate.executable not in seen:
+                seen.add(candidate.executable)
+                yield candidate
+    if "uv" in plan.places:
+        installed = _install(plan.python, looked_in)
+        if installed is not None and installed.executable not in seen:
+            yield installed
 
 
 def _executables(place: str, looked_in: list[str]) -> Iterator[Path]:
@@ -204,17 +243,17 @@ def _install(python: str, looked_in: list[str]) -> Candidate | None:
 
 
 def _pack(
-    found: tuple[Candidate, tuple[str, ...]],
+    candidate: Candidate,
+    looked_in: Sequence[str],
     plan: InterpreterPlan,
     base: Sequence[LayerRef],
+    patchelf: Path,
     store: Store,
     log: Path,
 ) -> InterpreterRecord:
-    candidate, looked_in = found
     target = f"/opt/python/{candidate.version}"
-    minor = ".".join(candidate.version.split(".")[:2])
     of_system = candidate.prefix in (Path("/usr"), Path("/"))
-    binds = [Bind(source=_patchelf(), target=f"{TOOLS}/bin/patchelf")]
+    binds = [Bind(source=patchelf, target=f"{TOOLS}/bin/patchelf")]
     inside = str(candidate.executable)
     if not of_system:
         binds.append(Bind(source=candidate.prefix, target=f"{TOOLS}/prefix"))
@@ -235,40 +274,53 @@ def _pack(
             hint=f"check that {candidate.prefix} is a whole installation that everyone may read",
         )
         layer = shop.pack("interpreter")
-    with Workshop(
-        [*base, layer], store=store, network="none", log=log, name=f"interpreter-{plan.slug}"
-    ) as shop:
-        runs = shop.run(
-            [
-                f"{target}/bin/python{minor}",
-                "-I",
-                "-c",
-                "import sys, zlib, venv; print(sys.version.split()[0])",
-            ],
-            failure="interpreter",
-            what=f"the copied Python {candidate.version}",
-            timeout=60,
-            hint="if it was built with --enable-shared, its library must be found from $ORIGIN; "
-            "if for a newer C library than the base has, take another from 'interpreters'",
-        )
-        missing = [
-            name for name in _OPTIONAL if not _has_module(shop, f"{target}/bin/python{minor}", name)
-        ]
-    with log.open("a", encoding="utf-8") as file:
-        file.write(f"modules it lacks: {', '.join(missing) or 'none'}\n")
-    if "ssl" in missing:
+    try:
+        version, missing = _tried(candidate, [*base, layer], store, log, plan.slug)
+    except CompilingFailed as error:  # it is the first thing that a stack has its Python do
         raise StageFailed(
             "interpreter",
-            f"{candidate.executable} has no ssl module, so nothing can be installed with it",
-        )
+            f"the copied Python {candidate.version} of {candidate.prefix} does not run: "
+            f"{error.said or error.exit_code}",
+            hint=_HINT,
+        ) from None
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"modules it lacks: {', '.join(missing) or 'none'}\n")
     return stage.new(
         InterpreterRecord,
-        python=runs.text.strip(),
+        python=version,
         prefix=target,
         source=f"{candidate.place}: {candidate.executable}",
-        looked_in=looked_in,
+        looked_in=tuple(looked_in),
         layer=layer,
     )
+
+
+def _tried(
+    candidate: Candidate, layers: Sequence[LayerRef], store: Store, log: Path, slug: str
+) -> tuple[str, list[str]]:
+    """What the copied interpreter says of its version, and optional modules that it lacks."""
+    python = f"/opt/python/{candidate.version}/bin/python{_minor(candidate)}"
+    of_whom = f"the copied Python {candidate.version} of {candidate.prefix}"
+    with Workshop(layers, store=store, network="none", log=log, name=f"interpreter-{slug}") as shop:
+        runs = shop.run(
+            [python, "-I", "-c", "import sys, zlib, venv; print(sys.version.split()[0])"],
+            failure="interpreter",
+            what=of_whom,
+            timeout=60,
+            hint=_HINT,
+        )
+        shop.run(
+            [python, "-I", "-c", "import ssl"],
+            failure="interpreter",
+            what=f"importing ssl, without which nothing can be installed, by {of_whom}",
+            timeout=60,
+        )
+        missing = [name for name in _OPTIONAL if not _has_module(shop, python, name)]
+    return runs.text.strip(), missing
+
+
+def _minor(candidate: Candidate) -> str:
+    return ".".join(candidate.version.split(".")[:2])
 
 
 def _patchelf() -> Path:

@@ -38,6 +38,18 @@ _TIMEOUT = 1800.0
 Report = Callable[[str], None]
 
 
+class CompilingFailed(MiniSandboxError):
+    """The interpreter of a stack does not run, or not to its end, when it makes byte-code."""
+
+    def __init__(self, layer: LayerRef, exit_code: int, said: str) -> None:
+        self.layer = layer
+        self.exit_code = exit_code
+        self.said = said
+        super().__init__(
+            f"compiling byte-code for layer {layer.digest} ended with {exit_code}: {said}"
+        )
+
+
 class Stack(NamedTuple):
     """Directories of layers, bottom first: those of a packed base, without which the host is the
     base, and those above it.
@@ -130,10 +142,7 @@ def _byte_code(
                 merge_stderr=True,
             )
             if result.exit_code not in (0, 1):
-                raise MiniSandboxError(
-                    f"compiling byte-code for layer {layer.digest} ended with {result.exit_code}: "
-                    f"{result.text.strip()[-200:]}"
-                )
+                raise CompilingFailed(layer, result.exit_code, result.text.strip()[-200:])
             _take(sandbox.seal(), work, node.idmap)
 
     return node.derive(name, fill)
