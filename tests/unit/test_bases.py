@@ -7,6 +7,7 @@ import http.server
 import io
 import json
 import subprocess
+import shutil
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from minisandbox import atomic
 from minisandbox.build import base, stage
 from minisandbox.build.bases import definition, joining, packages
 from minisandbox.build.bases.definition import Lock, PackedBase
@@ -24,6 +26,7 @@ from minisandbox.errors import InvalidInput, StageFailed
 from minisandbox.records import codec
 from minisandbox.records.plan import BasePlan, DebianPackage
 from minisandbox.records.stages import BaseRecord, Failure
+from minisandbox.store import NodeStore, default_node_root
 
 ROOT = Path(__file__).parents[2]
 BASES = ROOT / "envs/bases"
@@ -372,3 +375,58 @@ class TestJoining:
         script = Path(joining.__file__).with_name("set_aside.sh")
         subprocess.run(["bash", "-eu", script, tmp_path], check=True)
         assert [path.name for path in (tmp_path / "etc/demo.d").iterdir()] == ["hook.dpkg-new"]
+
+class TestBuilding:
+    """Packages that a lock names and nobody should have put there."""
+
+    def failure(self, folder: Path, *debs: Path) -> Failure:
+        listed: list[DebianPackage] = []
+        for number, deb in enumerate(debs):
+            content = deb.read_bytes()
+            wanted = replace(package(f"p{number}", content), path=f"pool/{deb.name}")
+            listed.append(wanted)
+            fetched = folder / "downloads" / wanted.sha256 / deb.name
+            fetched.parent.mkdir(parents=True, exist_ok=True)
+            fetched.write_bytes(content)
+        codec.write(folder / "plan.json", plan_of(listed, mirrors=(), folder=folder))
+        base.run(folder / "plan.json", folder / "record.json", stage.Attempt())
+        failure = codec.read(BaseRecord, folder / "record.json").failure
+        assert failure is not None
+        return failure
+
+    @pytest.mark.parametrize(
+        "content", [b"", b"no archive", b"!<arch>\n", b"!<arch>\n" + b"x" * 99]
+    )
+    def test_what_is_no_package_is_named(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "demo.deb").write_bytes(content)
+        failure = self.failure(tmp_path, tmp_path / "demo.deb")
+        assert failure.kind == "base"
+        assert failure.message.startswith("demo.deb is no package that can be read: ")
+
+    @pytest.mark.parametrize("name", ["../../out", "usr/../../out"])
+    def test_a_package_that_leaves_the_base_is_refused(self, tmp_path: Path, name: str) -> None:
+        for files, control in (({name: b"x"}, {}), ({}, {f"../../../../../{name}": b"x"})):
+            folder = tmp_path / ("control" if control else "data")
+            folder.mkdir()
+            failure = self.failure(folder, make_deb(folder / "a.deb", files, control))
+            assert failure.kind == "base"
+            assert "goes up with .." in failure.message
+
+    @pytest.mark.parametrize("name", ["\udcff", "\u00fc", "x" * 200])
+    def test_names_are_those_of_a_merged_usr_however_they_are_written(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        found = TestJoining().joined(make_deb(tmp_path / "a.deb", {f"bin/{name}": b"x"}, {}))
+        assert f"usr/bin/{name}" in found
+
+    def test_what_a_killed_build_unpacked_is_gone_with_the_next(self, tmp_path: Path) -> None:
+        scratch = NodeStore(default_node_root()).scratch
+        left, used = scratch / ".base-left", scratch / ".base-used"
+        for folder in (left, used):
+            (folder / "usr").mkdir(parents=True)
+        (tmp_path / "demo.deb").write_bytes(b"")
+        with atomic.locked(used.with_suffix(".lock")):
+            self.failure(tmp_path, tmp_path / "demo.deb")
+            assert not left.exists()
+            assert used.exists()
+        shutil.rmtree(used)

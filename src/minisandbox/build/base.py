@@ -20,7 +20,7 @@ from minisandbox.build import stage
 from minisandbox.build.bases import joining
 from minisandbox.build.bases.packages import fetch
 from minisandbox.build.workshop import LAYER_DATE, Workshop, is_below
-from minisandbox.errors import StageFailed
+from minisandbox.errors import StageFailed, UnsafeArchive
 from minisandbox.idmap import remove_tree
 from minisandbox.records import codec
 from minisandbox.records.layer import LayerRef
@@ -29,10 +29,14 @@ from minisandbox.records.stages import BaseRecord
 from minisandbox.sandbox import Bind
 from minisandbox.store import NodeStore, Store, default_node_root
 from minisandbox.store.faults import call_carrying, reachable
+from minisandbox.store.locks import tried
 
 _SCRIPT = "configure.sh"
 _SET_ASIDE = "set_aside.sh"
 _TIMEOUT = 3600
+#: How the directory begins in which packages are unpacked, and how the file ends that is locked
+#: meanwhile.
+_WORK, _LOCK = ".base-", ".lock"
 #: Inside, while packages are configured.
 _KNOWN = "/run/packages"
 #: These change nothing: see the script.
@@ -84,6 +88,7 @@ def run(
 
     def work() -> BaseRecord:
         log.unlink(missing_ok=True)
+        _remove_abandoned(NodeStore(default_node_root()))
         stage.refuse_failed_base(above)
         if plan.unknown:
             raise StageFailed(
@@ -163,8 +168,9 @@ def _build(plan: BasePlan, below: Sequence[LayerRef], store: Store, log: Path) -
 def _files(paths: Sequence[Path], store: Store) -> LayerRef:
     """The layer that holds the packages' files."""
     node = NodeStore(default_node_root())
-    work = node.scratch / f".base-{keys.short(keys.digest_of([str(path) for path in paths]), 16)}"
-    with atomic.locked(work.with_suffix(".lock")):
+    name = f"{_WORK}{keys.short(keys.digest_of([str(path) for path in paths]), 16)}"
+    work = node.scratch / name
+    with atomic.locked(work.with_suffix(_LOCK)):
         remove_tree(work, node.idmap)  # of a killed build
         try:
             with reachable(node.scratch) as parent:
@@ -174,8 +180,19 @@ def _files(paths: Sequence[Path], store: Store) -> LayerRef:
                 unpack = partial(_unpack, sources, parent / work.name, node)
                 call_carrying(node.idmap, unpack)
             return store.add("base", work, date=LAYER_DATE, idmap=node.idmap)
+        except UnsafeArchive as error:
+            raise StageFailed("base", str(error)) from None
         finally:
             remove_tree(work, node.idmap)
+
+
+def _remove_abandoned(node: NodeStore) -> None:
+    """Remove what killed builds of other bases unpacked: nobody holds its lock."""
+    for work in node.scratch.glob(f"{_WORK}*"):
+        if work.suffix != _LOCK:
+            with tried(work.with_suffix(_LOCK)) as held:
+                if held:
+                    remove_tree(work, node.idmap)
 
 
 def _unpack(paths: Sequence[Path], target: Path, node: NodeStore) -> None:

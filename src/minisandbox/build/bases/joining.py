@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import io
+import lzma
 import re
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from debian.arfile import ArError
 from debian.debfile import DebFile
+
+from minisandbox.errors import StageFailed
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -30,6 +36,8 @@ _LEFT_OUT = re.compile(
 )
 _INFO = "var/lib/dpkg/info"
 _PIECE = 1 << 20
+#: What reading a file that is no package, or a damaged one, ends with.
+_DAMAGED = (ArError, tarfile.TarError, lzma.LZMAError, zlib.error, EOFError, KeyError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -45,11 +53,27 @@ class Package:
     conffiles: tuple[str, ...]
 
 
+@contextmanager
+def _opened(path: Path) -> Generator[DebFile]:
+    try:
+        with DebFile(path) as deb:
+            yield deb
+    except (*_DAMAGED, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # of the disk; without a number it is one of the archive's format
+        said = f"{error or 'it is cut off'}".split("\n")[0]
+        raise StageFailed(
+            "base",
+            f"{path.name} is no package that can be read: {type(error).__name__}: {said}",
+            hint="make the lock of the base again",
+        ) from error
+
+
 def described(path: Path, *, placed: bool = True) -> Package:
     """What a package file says of itself. Where its configuration files are not ``placed`` yet,
-    dpkg does that when it configures the package.
+    dpkg does that when it configures the package. Raises ``StageFailed``.
     """
-    with DebFile(path) as deb:
+    with _opened(path) as deb:
         fields = dict(deb.debcontrol())
         scripts = _scripts(deb)
         conffiles = _lines(scripts.get("conffiles", b""))
@@ -100,7 +124,7 @@ def _info_name(fields: Mapping[str, str]) -> str:
 
 
 class Joined(io.RawIOBase):
-    """The packages as one tar stream that can be read once."""
+    """The packages as one tar stream that can be read once; reading raises ``StageFailed``."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._pieces = _pieces(paths)
@@ -132,7 +156,7 @@ def _pieces(paths: Sequence[Path]) -> Iterator[bytes]:
 
 
 def _package_pieces(path: Path, seen: set[str]) -> Iterator[bytes]:
-    with DebFile(path) as deb:
+    with _opened(path) as deb:
         name = _info_name(dict(deb.debcontrol()))
         listed = ["/."]
         archive = deb.data.tgz()
@@ -158,7 +182,8 @@ def _package_pieces(path: Path, seen: set[str]) -> Iterator[bytes]:
         for kind, content in _scripts(deb).items():
             if kind != "control":
                 yield from _own(f"{_INFO}/{name}.{kind}", content)
-        yield from _own(f"{_INFO}/{name}.list", "".join(f"{line}\n" for line in listed).encode())
+        lines = "".join(f"{line}\n" for line in listed)
+        yield from _own(f"{_INFO}/{name}.list", lines.encode("utf-8", "surrogateescape"))
 
 
 def _normal(name: str) -> str:
@@ -193,4 +218,5 @@ def _member(member: tarfile.TarInfo, file: IO[bytes] | None) -> Iterator[bytes]:
 def _header(member: tarfile.TarInfo) -> bytes:
     member.uid = member.gid = 0
     member.uname = member.gname = ""
+    member.pax_headers = {}  # would be written in place of what is said here
     return member.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
