@@ -18,11 +18,11 @@ import pytest
 
 from minisandbox import atomic
 from minisandbox.build import base, stage
-from minisandbox.build.bases import definition, joining, packages
+from minisandbox.build.bases import definition, joining, locking, packages
 from minisandbox.build.bases.definition import Lock, PackedBase
 from minisandbox.build.bases.selection import HostBase, base_plans
 from minisandbox.build.planning.config import parse_config
-from minisandbox.errors import InvalidInput, StageFailed
+from minisandbox.errors import InvalidInput, MiniSandboxError, StageFailed
 from minisandbox.records import codec
 from minisandbox.records.plan import BasePlan, DebianPackage
 from minisandbox.records.stages import BaseRecord, Failure
@@ -259,6 +259,18 @@ class TestFetching:
         with pytest.raises(StageFailed, match=r"127\.0\.0\.1 cannot.*localhost cannot") as raised:
             packages.fetch(plan)
         assert raised.value.transient
+
+
+def test_no_lock_is_made_without_an_archive_that_apt_did_not_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warning = "W: Failed to fetch http://one/debian-security/InRelease  Could not connect"
+    for name in ("apt-get", "apt-cache"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{warning}' >&2\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(MiniSandboxError, match="lists of all archives: W: Failed to fetch"):
+        locking.make_lock(described(), "amd64")
 
 
 def make_deb(

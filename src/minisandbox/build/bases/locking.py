@@ -28,6 +28,7 @@ from minisandbox.records.plan import DebianPackage
 _TIMEOUT = 600
 #: What ``--print-uris`` writes: address, file name with escaped colons, size, digest.
 _URI = re.compile(r"'(?P<url>[^']+)' (?P<file>\S+) \d+ \S*")
+_NOT_FETCHED = ("W: Failed to fetch ", "W: Some index files failed to download")
 _FIELD = re.compile(r"^(Filename|Size|SHA256): (\S+)$", re.MULTILINE)
 
 
@@ -48,7 +49,7 @@ def make_lock(definition: Definition, architecture: str) -> Lock:
         )
     with _apt(definition, architecture) as apt:
         date = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-        apt.run("apt-get", "update")
+        apt.update()
         places = apt.needed(definition.packages)
         base = tuple(sorted(places))
         extras: dict[str, tuple[str, ...]] = {}
@@ -67,9 +68,23 @@ class _Apt:
     options: tuple[str, ...]
     places: tuple[tuple[str, str], ...]
 
+    def update(self) -> None:
+        """Fetch the lists of all archives; raises ``MiniSandboxError`` where one is missing."""
+        # To apt it is a warning if an archive cannot be reached, and the lock would lack what that
+        # has: the packages with their holes mended, for one.
+        said = self._run("apt-get", "update").stderr.decode("utf-8", "replace")
+        if failed := [line for line in said.splitlines() if line.startswith(_NOT_FETCHED)]:
+            raise MiniSandboxError(
+                f"apt-get update did not get the lists of all archives: {' '.join(failed)[:600]}; "
+                "try again, or see to the network"
+            )
+
     def run(self, program: str, *arguments: str) -> str:
+        return self._run(program, *arguments).stdout.decode("utf-8", "replace")
+
+    def _run(self, program: str, *arguments: str) -> process.Completed:
         try:
-            done = process.run(
+            return process.run(
                 [program, *self.options, *arguments],
                 env={**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"},
                 timeout=_TIMEOUT,
@@ -79,7 +94,6 @@ class _Apt:
             raise MiniSandboxError(
                 f"{program} {arguments[0]} failed: {said or error.output[-300:]}"
             ) from None
-        return done.stdout.decode("utf-8", "replace")
 
     def needed(self, names: Iterable[str]) -> dict[str, _Place]:
         """Everything that has to be installed for ``names``, on a system with nothing."""
