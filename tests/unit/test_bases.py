@@ -6,8 +6,8 @@ import hashlib
 import http.server
 import io
 import json
-import subprocess
 import shutil
+import subprocess
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -387,6 +387,7 @@ class TestJoining:
         script = Path(joining.__file__).with_name("set_aside.sh")
         subprocess.run(["bash", "-eu", script, tmp_path], check=True)
         assert [path.name for path in (tmp_path / "etc/demo.d").iterdir()] == ["hook.dpkg-new"]
+
 
 class TestBuilding:
     """Packages that a lock names and nobody should have put there."""
