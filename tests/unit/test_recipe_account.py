@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import yaml
 
 from minisandbox.build.plan import account_of, ensure_plan
 from minisandbox.build.planning import specifications
-from minisandbox.build.planning.recipes import PLANNED, read_recipe
+from minisandbox.build.planning.recipes import read_recipe
 from minisandbox.cli.main import main
 from minisandbox.errors import InvalidInput
 from minisandbox.evaluate.official.tool import Specification
@@ -175,9 +175,25 @@ def test_what_is_shown_is_a_recipe_file(project: Project, instance_id: str, tmp_
     (tmp_path / "shown").mkdir()
     path = tmp_path / "shown" / f"{built.name}.yaml"
     path.write_text(account_of(project.config, ["config.yaml"], instance_id).text())
-    blank = Recipe(name="", repo="", python="", test="")
-    planned = {key: getattr(blank, key) for key in PLANNED}
-    assert read_recipe(path).sourced.recipe == replace(built, **planned)
+    assert read_recipe(path).sourced.recipe == built
+
+
+def test_what_the_planner_makes_is_shown_with_its_source(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENTRY, "packages", "requirements.txt")
+    built = project.planned("o__r-1").recipe
+    text = account_of(project.config, ["config.yaml"], "o__r-1").text()
+    listed = built.requirement_file
+    assert listed is not None
+    shown = yaml.safe_load(text)
+    assert shown["requirement_file"] == codec.encode(listed)
+    assert shown["dropped"] == list(built.dropped)
+    source = "# swebench-4.1: o/r 1: packages; dataset row: environment_setup_commit\n"
+    assert f"{source}requirement_file:\n" in text
+    path = tmp_path / f"{built.name}.yaml"
+    path.write_text(text)
+    assert read_recipe(path).sourced.recipe == built
 
 
 def test_every_value_has_an_origin(project: Project) -> None:

@@ -11,7 +11,13 @@ from minisandbox.build.planning.recipes import read_recipe
 from minisandbox.errors import InvalidInput
 
 RECIPE = {"repo": "owner/project", "python": ">=3.11", "test": "python -m pytest"}
-FILE = {"tool": "t", "repo": "other/one", "version": "1", "commit": "main"}
+FILE = {
+    "tool": "swebench-4.1",
+    "repo": "owner/project",
+    "version": "1",
+    "commit": "a" * 40,
+    "format": "requirements.txt",
+}
 
 
 def write(folder: Path, **keys: object) -> Path:
@@ -25,24 +31,22 @@ def test_a_recipe_is_called_as_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("keys", "said"),
     [
-        ("requirement_file", {**FILE, "format": "requirements.txt"}),
-        ("requirement_file", None),
-        ("dropped", ["six"]),
-        ("dropped", []),
+        ({"repo": "other/one"}, "is of other/one; expected one of owner/project"),
+        ({"commit": "main"}, "is at 'main'; expected a full commit hash"),
+        ({"tool": "t"}, "is found by 't'; expected one of swebench-4.1, swesmith-0.0.9"),
     ],
 )
-def test_what_the_planner_makes_is_no_key_of_a_file(
-    tmp_path: Path, key: str, value: object
+def test_a_requirement_file_is_one_that_can_be_read(
+    tmp_path: Path, keys: dict[str, str], said: str
 ) -> None:
-    path = write(tmp_path, **{key: value})
+    path = write(tmp_path, requirement_file={**FILE, **keys})
     with pytest.raises(InvalidInput) as caught:
         read_recipe(path)
-    assert str(caught.value) == (
-        f"{path}: key {key!r}: is made from a dataset's 'specifications' or 'pinned_environments'; "
-        "remove it, and list requirements in 'packages'"
-    )
+    assert str(caught.value) == f"{path}: key 'requirement_file': {said}"
+    read_recipe(write(tmp_path, requirement_file=FILE))
+    read_recipe(write(tmp_path, requirement_file=None, dropped=["six (no wheel)"]))
 
 
 def test_a_parser_of_the_official_grader_is_only_for_that(tmp_path: Path) -> None:

@@ -331,6 +331,8 @@ def _plan_repositories(
             if recipe.grader in SPECIFYING or recipe.requirement_file is not None:
                 # Files are read there.
                 commits[slug].add(environment_commit(instance))
+            if recipe.requirement_file is not None:
+                commits[slug].add(recipe.requirement_file.commit)
             repo = RepositoryPlan(slug, instance.repo, mirror, "git", url=url, git_url=template)
         other = repos.setdefault(slug, repo)
         if other != repo:

@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from minisandbox.build.planning.config import Config, DatasetConfig
-from minisandbox.build.planning.recipes import PLANNED, Scope
+from minisandbox.build.planning.recipes import Scope
 from minisandbox.records.manifest import ManifestRow
-from minisandbox.records.plan import Recipe, RequirementFile
+from minisandbox.records.plan import Recipe
 from minisandbox.records.stages import (
     BaseRecord,
     CloneRecord,
@@ -93,7 +93,7 @@ def json_schema(cls: type) -> dict[str, Any]:
 
 
 def _as_in_files(recipe: dict[str, Any]) -> None:
-    """Recipes are called as their file, and some fields come from the planner alone."""
+    """Recipes are called as their file."""
     recipe["required"] = ["repo"]
     recipe["if"] = {"properties": {"amends": {"const": True}}, "required": ["amends"]}
     recipe["else"] = {"required": ["python", "test"]}
@@ -103,9 +103,6 @@ def _as_in_files(recipe: dict[str, Any]) -> None:
         "default": False,
     }
     recipe["properties"] |= json_schema(Scope)["properties"]
-    for name in PLANNED:
-        del recipe["properties"][name]
-    del recipe["$defs"][RequirementFile.__name__]  # of such a field only
     # Records know no limits by name; what a recipe leaves out is the configuration's.
     limits = json_schema(Limits)["properties"]
     for limit in limits.values():

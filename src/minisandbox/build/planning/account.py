@@ -16,7 +16,6 @@ from typing import Any
 
 import yaml
 
-from minisandbox.build.planning.recipes import PLANNED
 from minisandbox.build.planning.sourced import DEFAULT, SourcedRecipe
 from minisandbox.records import codec
 from minisandbox.records.plan import Recipe
@@ -73,11 +72,7 @@ class Account:
         for origin, group in groupby([*said, *unsaid], key=self.sourced.origin):
             lines += ["", f"# {origin}"]
             for key in group:
-                planned = key in PLANNED
-                if not planned:
-                    lines += _dumped({key: recipe[key]})
-                elif recipe[key]:
-                    lines += [f"# {line}" for line in _dumped({key: recipe[key]})]
+                lines += _dumped({key: recipe[key]})
         return "\n".join([*lines, "", *self._limit_lines()]) + "\n"
 
     def _limit_lines(self) -> list[str]:

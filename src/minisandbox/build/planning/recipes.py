@@ -20,18 +20,15 @@ from minisandbox.build.planning.yamlfile import read_yaml
 from minisandbox.build.services import service_names
 from minisandbox.errors import InvalidInput
 from minisandbox.evaluate.logs import PARSERS
-from minisandbox.evaluate.official.pins import PINS
+from minisandbox.evaluate.official.pins import PINS, SPECIFYING
 from minisandbox.evaluate.official.row_grader import LOG_PARSERS
 from minisandbox.records import codec
-from minisandbox.records.plan import InstancePlan, Recipe
+from minisandbox.records.plan import InstancePlan, Recipe, RequirementFile
 from minisandbox.runtime.profiles import limits_from
 from minisandbox.sandbox import Limits
 
 #: What ``submodules: true`` says.
 ALL_SUBMODULES = "*"
-
-#: Fields of a recipe that no file can have: the planner makes them of a dataset's specifications.
-PLANNED = ("dropped", "requirement_file")
 
 
 @dataclass(frozen=True)
@@ -95,13 +92,6 @@ def read_recipe(path: Path) -> RecipeFile:
     data = read_yaml(path)
     if not isinstance(data, dict):
         raise InvalidInput(str(path), "is not a mapping", "see docs/how-to/own-dataset.md")
-    for key in PLANNED:
-        if key in data:
-            raise InvalidInput(
-                f"{path}: key {key!r}",
-                "is made from a dataset's 'specifications' or 'pinned_environments'",
-                "remove it, and list requirements in 'packages'",
-            )
     said = dict(cast("dict[str, Any]", data))
     about = {item.name: said.pop(item.name) for item in fields(Scope) if item.name in said}
     scope = codec.decode(Scope, about, where=str(path))
@@ -172,6 +162,8 @@ def _check(recipe: Recipe, where: str) -> None:
             f"{where}: key 'timeout'", f"is {recipe.timeout}", "expected seconds, 1 or more"
         )
     limits_from(recipe.limits, where=where)
+    if (listed := recipe.requirement_file) is not None:
+        _check_requirement_file(listed, recipe.repo, where)
     if unknown := sorted(set(recipe.services) - set(service_names())):
         raise InvalidInput(
             f"{where}: key 'services'",
@@ -190,3 +182,16 @@ def _check(recipe: Recipe, where: str) -> None:
             raise InvalidInput(
                 f"{where}: key 'packages'", f"has the option {package!r}", "list requirements only"
             )
+
+
+def _check_requirement_file(listed: RequirementFile, repo: str, where: str) -> None:
+    if listed.repo != repo:  # an environment is made with the clone of its own repository
+        problem, remedy = f"is of {listed.repo}", f"expected one of {repo}"
+    elif not re.fullmatch(r"[0-9a-f]{40}", listed.commit):
+        problem, remedy = f"is at {listed.commit!r}", "expected a full commit hash"
+    elif listed.tool not in SPECIFYING:
+        problem = f"is found by {listed.tool!r}"
+        remedy = f"expected one of {', '.join(SPECIFYING)}"
+    else:
+        return
+    raise InvalidInput(f"{where}: key 'requirement_file'", problem, remedy)
