@@ -518,6 +518,15 @@ DOCUMENTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "index-in-index-in-index": (nested(5), "indexes deep"),
     "for-another-machine": (spoil(for_another_machine), f"no image for linux/{ARCHITECTURE}"),
     "two-images": (spoil(two_images), "say which with --ref: made:1, other:2"),
+    "name-for-a-terminal": (
+        with_entry(annotations={media.REF_NAME: "\x1b]0;evil\x07:1"}),
+        "no name",
+    ),
+    "platform-for-a-terminal": (
+        spoil(lambda image: image.config.update(architecture="\x1b[2J\n")),
+        r"linux/\\x1b\[2J\\n",
+    ),
+    "variable-for-a-terminal": (with_config(Env=["\x1b[2J=\0"]), r"nothing can have: .*x1b"),
     # Documents.
     "index-too-deep": (with_file("index.json", DEEP), "nested too deeply"),
     "index-too-large": (with_file("index.json", b" " * (5 << 20)), "are plenty"),

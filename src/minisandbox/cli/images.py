@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from minisandbox.cli.caches import readable_size
 from minisandbox.cli.subparsers import Subparsers
-from minisandbox.cli.waiting import waiting_line
 from minisandbox.errors import EXIT_OK, InvalidInput
 
 if TYPE_CHECKING:
@@ -115,14 +114,14 @@ def import_images(arguments: argparse.Namespace) -> int:
     from minisandbox.store import Store
 
     store = Store(store_of(arguments.cache))
-    with waiting_line() as report:
+    with _bar(2 * _size(arguments.path)) as progress:
         image = import_image(
             arguments.path,
             arguments.cache,
             store,
             name=arguments.name,
             reference=arguments.ref,
-            report=report,
+            progress=progress,
         )
     size = sum({part.layer.digest: part.layer.size for part in image.layers}.values())
     print(f"{image.name}  {len(image.layers)} layers, {readable_size(size)}  {image.digest}")
@@ -130,6 +129,12 @@ def import_images(arguments: argparse.Namespace) -> int:
         for note in part.notes:
             print(f"  layer {number}: {note}")
     return EXIT_OK
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of the blobs of a layout; nothing where there is none."""
+    files = [path] if path.is_file() else (path / "blobs").glob("*/*")
+    return sum(file.lstat().st_size for file in files)
 
 
 def list_images(arguments: argparse.Namespace) -> int:

@@ -24,8 +24,9 @@ _MOST_TEXT = 4 << 20
 MOST_LAYERS = 490
 #: Indexes in indexes.
 _MOST_NESTED = 4
-#: Names of images that an error lists.
+#: Names of images that an error lists, and characters of one.
 _SHOWN = 10
+_LONGEST_NAME = 500
 #: A file of a docker archive is named by the digest of what it holds, if it is new enough.
 _BY_DIGEST = re.compile(r"(?:blobs/sha256/)?([0-9a-f]{64})(?:\.tar|\.json)?")
 
@@ -94,7 +95,7 @@ class _Layout:
             if version != media.LAYOUT_VERSION:
                 raise self._source.refused(media.LAYOUT_FILE, f"says version {version!r:.40}")
         entries = _entries(self._source, media.INDEX_FILE, "manifests")
-        choices = [_Choice(tuple(_names(entry)), entry) for entry in entries]
+        choices = [_Choice(tuple(_names(self._source, entry)), entry) for entry in entries]
         chosen = _choose(self._source, choices, reference)
         return self._image(chosen.document, next(iter(chosen.names), ""), 0)
 
@@ -180,7 +181,7 @@ def _of_docker(source: Source, reference: str, architecture: str) -> Description
     choices: list[_Choice] = []
     for entry in _array(source, "manifest.json"):
         tags: Any = entry.get("RepoTags") or []
-        if not _is_texts(tags):
+        if not _is_texts(tags) or not all(map(_is_name, tags)):
             raise source.refused("manifest.json", "has RepoTags that are no list of names")
         choices.append(_Choice(tuple(tags), entry))
     chosen = _choose(source, choices, reference)
@@ -223,17 +224,29 @@ def _choose(source: Source, choices: Sequence[_Choice], reference: str) -> _Choi
     raise source.refused(media.INDEX_FILE, f"names no image {reference!r}, but {listed}")
 
 
-def _names(entry: Mapping[str, Any]) -> Iterator[str]:
+def _names(source: Source, entry: Mapping[str, Any]) -> Iterator[str]:
     known = entry.get("annotations")
-    if _is_object(known):
-        yield from (known[name] for name in _NAMES if isinstance(known.get(name), str))
+    for key in _NAMES if _is_object(known) else ():
+        if key in known:
+            if not _is_name(known[key]):
+                raise source.refused(media.INDEX_FILE, f"has a {key} that is no name")
+            yield known[key]
+
+
+def _is_name(value: Any) -> bool:
+    """Whether it can be shown to a person, whose terminal must not do what it says."""
+    return isinstance(value, str) and value.isprintable() and len(value) <= _LONGEST_NAME
 
 
 def _platform(entry: Mapping[str, Any]) -> str:
     known = entry.get("platform")
     if not _is_object(known):
         return "an unknown platform"
-    return f"{known.get('os')!s:.40}/{known.get('architecture')!s:.40}"
+    return f"{_shown(known.get('os'))}/{_shown(known.get('architecture'))}"
+
+
+def _shown(value: Any) -> str:
+    return ascii(str(value)[:40])[1:-1]
 
 
 def _configured(
@@ -265,7 +278,7 @@ def _configured(
     system, built_for = document.get("os", "linux"), document.get("architecture")
     if system != "linux" or built_for != architecture:
         raise source.refused(
-            where, f"is for {system!s:.40}/{built_for!s:.40}, not for linux/{architecture}"
+            where, f"is for {_shown(system)}/{_shown(built_for)}, not for linux/{architecture}"
         )
     config: Any = document.get("config") or {}
     if not _is_object(config):
@@ -298,7 +311,8 @@ def _variables(source: Source, where: str, config: Mapping[str, Any]) -> dict[st
     try:
         return dict(arguments.variables("Env", found))
     except InvalidInput as error:
-        raise source.refused(where, f"has an Env that nothing can have: {error!s:.200}") from None
+        reason = ascii(str(error)[:200])[1:-1]
+        raise source.refused(where, f"has an Env that nothing can have: {reason}") from None
 
 
 def _workdir(source: Source, where: str, config: Mapping[str, Any]) -> str:

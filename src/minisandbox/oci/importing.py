@@ -33,8 +33,8 @@ DEFAULT_LIMITS = archive.Limits(max_bytes=64 << 30, max_files=1_000_000)
 #: Headers and padding of a tar, above its content.
 _OVERHEAD = 4 << 30
 
-#: Told in a clause what takes long, when it begins.
-Report = Callable[[str], None]
+#: Told how many bytes of blobs were read since the last call; each blob is read twice.
+Progress = Callable[[int], None]
 
 
 def import_image(
@@ -45,7 +45,7 @@ def import_image(
     name: str = "",
     reference: str = "",
     limits: archive.Limits = DEFAULT_LIMITS,
-    report: Report | None = None,
+    progress: Progress | None = None,
 ) -> ImageRecord:
     """Import the image at ``path``, an OCI layout (a folder, or a tar of one) or a docker archive.
 
@@ -54,8 +54,6 @@ def import_image(
     that an image there has already are not read again. Raises ``ImageRefused`` for what is broken
     or hostile, ``InvalidInput`` and ``StoreUnusable``.
     """
-    report = report or (lambda _: None)
-    report(f"reading {path}")
     try:
         source = open_source(path, limit=limits.max_bytes + _OVERHEAD, work=store.root)
     except OSError as error:
@@ -67,12 +65,11 @@ def import_image(
         target = image_path(folder, called)
         # What occurs twice is one layer.
         blobs = dict(zip(described.diff_ids, described.layers, strict=True))
-        importing = _Importing(source, store, limits, _known(folder, store))
-        for number, (diff_id, blob) in enumerate(blobs.items(), 1):
-            report(f"judging layer {number} of {len(blobs)}")
+        known = _known(folder, store)
+        importing = _Importing(source, store, limits, known, progress or (lambda _: None))
+        for diff_id, blob in blobs.items():
             importing.judge(diff_id, blob)
-        for number, (diff_id, blob) in enumerate(blobs.items(), 1):
-            report(f"packing layer {number} of {len(blobs)}")
+        for diff_id, blob in blobs.items():
             importing.keep(diff_id, blob)
     layers: list[ImageLayer] = []
     for diff_id in described.diff_ids:
@@ -90,12 +87,18 @@ class _Importing:
     """
 
     def __init__(
-        self, source: Source, store: Store, limits: archive.Limits, known: dict[str, ImageLayer]
+        self,
+        source: Source,
+        store: Store,
+        limits: archive.Limits,
+        known: dict[str, ImageLayer],
+        progress: Progress,
     ) -> None:
         self._source = source
         self._store = store
         self._budget = Budget(limits)
         self._limit = limits.max_bytes + _OVERHEAD
+        self._progress = progress
         self._sifted: dict[str, Sifted] = {}
         self.layers = known
 
@@ -137,7 +140,12 @@ class _Importing:
                 )
             try:
                 with unfolded(
-                    file, size=size, digest=blob.digest, diff_id=diff_id, limit=self._limit
+                    file,
+                    size=size,
+                    digest=blob.digest,
+                    diff_id=diff_id,
+                    limit=self._limit,
+                    progress=self._progress,
                 ) as stream:
                     return reading(stream)
             except BadBlob as error:

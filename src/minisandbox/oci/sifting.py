@@ -196,8 +196,8 @@ class _Sifting:
         if source is None:
             raise Malformed(
                 member.path,
-                f"it is a hard link to {member.target!r}, which does not come before it in its "
-                "layer",
+                f"it is a hard link to {readable(member.target)}, which does not come before it in "
+                "its layer",
             )
         if source.kind is Kind.DEVICE:
             self._drop(position, "devices left out", member.path)
@@ -209,7 +209,7 @@ class _Sifting:
             return _Node(Kind.SYMLINK, link)
         if source.kind not in (Kind.FILE, Kind.HARD_LINK):
             raise Malformed(
-                member.path, f"it is a hard link to {member.target!r}, which is no file"
+                member.path, f"it is a hard link to {readable(member.target)}, which is no file"
             )
         source.linked = True
         return _Node(Kind.HARD_LINK)
@@ -315,7 +315,7 @@ def _parts(path: bytes, member: bytes) -> Parts:
     """The components of a path below the root, however it is written."""
     parts = tuple(part for part in path.split(b"/") if part not in (b"", b"."))
     if b".." in parts:
-        raise Malformed(member, f"the path {path[:200]!r} goes up with ..")
+        raise Malformed(member, f"the path {readable(path)} goes up with ..")
     if len(path) > _PATH_MAX or any(len(part) > _NAME_MAX for part in parts):
         raise Malformed(member, "a name on its path is longer than the kernel allows")
     return parts

@@ -10,7 +10,7 @@ import gzip
 import hashlib
 import io
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, BinaryIO, cast
 
@@ -41,11 +41,12 @@ class BadBlob(Exception):
 
 
 class Hashing(io.RawIOBase):
-    """Reads from ``file`` at most ``size`` bytes, and hashes them."""
+    """Reads at most ``size`` bytes and hashes them; ``progress`` is told how many, each time."""
 
-    def __init__(self, file: BinaryIO, size: int) -> None:
+    def __init__(self, file: BinaryIO, size: int, progress: Callable[[int], None]) -> None:
         self._file = file
         self._left = size
+        self._progress = progress
         self._hash = hashlib.sha256()
         self.count = 0
 
@@ -64,6 +65,7 @@ class Hashing(io.RawIOBase):
         self._hash.update(data)
         self._left -= len(data)
         self.count += len(data)
+        self._progress(len(data))
         return len(data)
 
 
@@ -102,14 +104,21 @@ class _Bounded(io.RawIOBase):
 
 @contextmanager
 def unfolded(
-    file: BinaryIO, *, size: int, digest: str | None, diff_id: str | None, limit: int
+    file: BinaryIO,
+    *,
+    size: int,
+    digest: str | None,
+    diff_id: str | None,
+    limit: int,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> Generator[BinaryIO]:
     """The content of a blob of ``size`` bytes; at the end of the block all of it has been read.
 
     ``digest`` is that of the blob, ``diff_id`` that of its content; what is None is not checked.
-    Raises ``BadBlob``: nothing made from the stream may be used before the block is left.
+    ``progress`` is told how many bytes of the blob were read since it was told last. Raises
+    ``BadBlob``: nothing made from the stream may be used before the block is left.
     """
-    packed = Hashing(file, size)
+    packed = Hashing(file, size, progress)
     plain = _plain(io.BufferedReader(packed, _BUFFER))
     content = _Bounded(plain, packed, limit)
     with io.BufferedReader(content, _BUFFER) as stream:
