@@ -301,7 +301,7 @@ def test_the_command_line(
     assert b"made:1" in capfdbinary.readouterr().out
     assert main(["run", "--cache", results, "--image", "small", "--", "pwd; exit 3"]) == 3
     assert capfdbinary.readouterr().out == b"/home/app\n"
-    assert main(["run", "--cache", results, "--image", "smal", "--", "pwd"]) == 125
+    assert main(["run", "--cache", results, "--image", "smaller", "--", "pwd"]) == 125
     assert b"did you mean small?" in capfdbinary.readouterr().err
     assert main(["run", "--cache", results, "--image", "--gold", "small", "--", "pwd"]) == 125
     assert b"--gold: is for an instance" in capfdbinary.readouterr().err

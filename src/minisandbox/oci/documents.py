@@ -226,7 +226,9 @@ def _choose(source: Source, choices: Sequence[_Choice], reference: str) -> _Choi
 
 def _names(source: Source, entry: Mapping[str, Any]) -> Iterator[str]:
     known = entry.get("annotations")
-    for key in _NAMES if _is_object(known) else ():
+    if not _is_object(known):
+        return
+    for key in _NAMES:
         if key in known:
             if not _is_name(known[key]):
                 raise source.refused(media.INDEX_FILE, f"has a {key} that is no name")
