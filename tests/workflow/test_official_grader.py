@@ -15,6 +15,7 @@ import pytest
 from minisandbox.evaluate import run_tests
 from minisandbox.evaluate.grading import GraderFailed, Task
 from minisandbox.evaluate.official.grader import OfficialGrader
+from minisandbox.evaluate.official.pins import BRIDGE_RUNNER
 from minisandbox.evaluate.official.tool import OfficialTool, RequirementsAt
 
 pytestmark = [pytest.mark.workflow, pytest.mark.timeout(600)]
@@ -182,11 +183,13 @@ def test_one_row_that_has_no_spec_does_not_stop_the_others(
 def test_nothing_leaves_the_machine(tool: OfficialTool) -> None:
     program = (
         "import runpy, socket, sys, requests\n"
+        f"runner = runpy.run_path({str(BRIDGE_RUNNER)!r})\n"
         f"bridge = runpy.run_path({str(tool.pin.bridge_path)!r})\n"
-        "sys.addaudithook(bridge['_refuse_connections'])\n"
+        "sys.addaudithook(runner['refuse_connections'])\n"
         "asked = [lambda: socket.create_connection(('127.0.0.1', 9)),\n"
+        "         lambda: socket.gethostbyname('example.org'),\n"
         "         lambda: socket.getaddrinfo('example.org', 80)]\n"
-        "bridge['_answer_from']({})\n"
+        "bridge['prepare']({})\n"
         "asked += [lambda: requests.get('https://example.org/a/b/c/d'),\n"
         "          lambda: requests.get('https://raw.githubusercontent.com/a/b/main/c'),\n"
         "          lambda: requests.post('https://raw.githubusercontent.com/a/b/' + 40 * '0')]\n"
@@ -199,9 +202,9 @@ def test_nothing_leaves_the_machine(tool: OfficialTool) -> None:
         [tool.python(), "-I", "-c", program], check=True, capture_output=True, text=True
     )
     lines = done.stdout.splitlines()
-    assert len(lines) == 5
+    assert len(lines) == 6
     assert all(line.startswith("Refused ") for line in lines)
-    assert "GET https://example.org/a/b/c/d was refused" in lines[2]
+    assert "GET https://example.org/a/b/c/d was refused" in lines[3]
 
 
 def test_the_grader_is_installed_once(tool: OfficialTool) -> None:

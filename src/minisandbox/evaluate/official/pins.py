@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+#: What the python of a grader's environment runs; it is told which bridge to load.
+BRIDGE_RUNNER = Path(__file__).parent / "bridge.py"
+
 
 @dataclass(frozen=True)
 class Pin:
     """One official grader. ``requirements`` (every package with version and hashes) and ``bridge``
-    (the script that its python runs) are file names beside this module. ``has_specifications``
+    (the script that asks its code) are file names beside this module. ``has_specifications``
     says that it knows how repositories are installed and tested, by version, and reads requirement
     files of theirs; without, its rows bring their own evaluation.
     """
@@ -39,12 +42,12 @@ class Pin:
 
     @functools.cached_property
     def bridge_digest(self) -> str:
-        """``sha256:`` of the script that asks the official code."""
-        return _digest(self.bridge_path)
+        """``sha256:`` of the scripts that ask the official code."""
+        return _digest(BRIDGE_RUNNER, self.bridge_path)
 
 
-def _digest(path: Path) -> str:
-    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+def _digest(*paths: Path) -> str:
+    return "sha256:" + hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 
 _BRIDGE = "swebench_bridge.py"

@@ -1,12 +1,7 @@
-"""Runs inside the environment of ``swebench``: one request on standard input, one answer out.
+"""Asks ``swebench``, inside its environment: ``bridge`` runs this.
 
-Nothing of this project is imported here, and nothing but the answer reaches standard output. No
-connection leaves the process: what the harness would fetch from raw.githubusercontent.com comes out
-of local mirrors, and anything else it asks for is an error that names the address.
-
-A request is ``{"operation": ..., "items": [...]}``, with ``"mirrors": {repo: path}`` where files of
-repositories are needed. The answer is a list of one object an item; ``error`` in it says why there
-is no other content.
+What the harness would fetch from raw.githubusercontent.com comes out of local mirrors, and anything
+else it asks for is an error that names the address.
 
 Release 5 has no specifications: its rows bring their evaluation scripts, and ``row_specs`` and
 ``grade_row`` are for it. The other operations are for release 4.1.
@@ -16,11 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -35,26 +28,6 @@ Answer = dict[str, Any]
 
 class Refused(Exception):
     """A request to the network that no mirror answers."""
-
-
-def main() -> None:
-    """Answer the request on standard input."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the harness prints is for the log
-    request = json.load(sys.stdin)
-    sys.addaudithook(_refuse_connections)
-    mirrors = cast("dict[str, str]", request.get("mirrors", {}))
-    _answer_from(mirrors)
-    operation = OPERATIONS[request["operation"]]
-    json.dump([_guarded(operation, item) for item in request["items"]], answers)
-    answers.close()
-
-
-def _guarded(operation: Callable[[Item], Answer], item: Item) -> Answer:
-    try:
-        return operation(item)
-    except Exception as error:  # noqa: BLE001 - whatever the harness raises is the item's answer
-        return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _harness(name: str) -> Any:
@@ -167,14 +140,9 @@ OPERATIONS: Mapping[str, Callable[[Item], Answer]] = {
 }
 
 
-def _refuse_connections(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
-        asked = arguments[1] if event != "socket.getaddrinfo" else arguments[:2]
-        raise Refused(f"a connection to {asked} was refused: graders have no network")
-
-
-def _answer_from(mirrors: Mapping[str, str]) -> None:
-    """Have ``requests`` answered by the mirrors instead of the network."""
+def prepare(request: Mapping[str, Any]) -> None:
+    """Have ``requests`` answered by the mirrors of a request instead of the network."""
+    mirrors = cast("dict[str, str]", request.get("mirrors", {}))
     requests: Any = importlib.import_module("requests")
     status: Any = importlib.import_module("requests.adapters")
 
@@ -217,7 +185,3 @@ def _git(mirror: str, *words: str) -> bytes | None:
         env=environment,
     )
     return done.stdout if done.returncode == 0 else None
-
-
-if __name__ == "__main__":
-    main()

@@ -1,18 +1,11 @@
-"""Runs inside the environment of ``swesmith``: one request on standard input, one answer out.
+"""Asks ``swesmith``, inside its environment: ``bridge`` runs this.
 
-As ``swebench_bridge`` beside it, of which nothing is imported: only this one file is run. No
-connection leaves the process.
-
-A request is ``{"operation": ..., "items": [...]}``. The answer is a list of one object an item;
-``error`` in it says why there is no other content. Items name a profile by ``owner__name.commit8``.
+Items name a profile by ``owner__name.commit8``.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-import os
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,26 +14,9 @@ Item = Mapping[str, Any]
 Answer = dict[str, Any]
 
 
-class Refused(Exception):
-    """A request to the network."""
-
-
-def main() -> None:
-    """Answer the request on standard input."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what the harness prints is for the log
-    request = json.load(sys.stdin)
-    sys.addaudithook(_refuse_connections)
-    operation = OPERATIONS[request["operation"]]
-    json.dump([_guarded(operation, item) for item in request["items"]], answers)
-    answers.close()
-
-
-def _guarded(operation: Callable[[Item], Answer], item: Item) -> Answer:
-    try:
-        return operation(item)
-    except Exception as error:  # noqa: BLE001 - whatever the harness raises is the item's answer
-        return {"error": f"{type(error).__name__}: {error}"}
+def prepare(request: Mapping[str, Any]) -> None:
+    """Nothing: its profiles are in the package."""
+    del request
 
 
 def _profile(name: str) -> Any:
@@ -107,13 +83,3 @@ OPERATIONS: Mapping[str, Callable[[Item], Answer]] = {
     "test_specs": test_spec,
     "grade": grade,
 }
-
-
-def _refuse_connections(event: str, arguments: tuple[Any, ...]) -> None:
-    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
-        asked = arguments[1] if event != "socket.getaddrinfo" else arguments[:2]
-        raise Refused(f"a connection to {asked} was refused: graders have no network")
-
-
-if __name__ == "__main__":
-    main()

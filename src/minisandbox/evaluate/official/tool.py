@@ -16,7 +16,7 @@ from typing import Any, cast
 from minisandbox import process
 from minisandbox.errors import ProcessFailed
 from minisandbox.evaluate.grading import GraderUnavailable
-from minisandbox.evaluate.official.pins import PINS, Pin
+from minisandbox.evaluate.official.pins import BRIDGE_RUNNER, PINS, Pin
 from minisandbox.evaluate.official.venv import Report, default_tools, killed_by, tool_python
 from minisandbox.process import ProcessTimedOut
 
@@ -158,7 +158,7 @@ class OfficialTool:
         python = self.python()
         # UTF-8 whatever the locale, because the harness opens logs in the default encoding; and
         # nothing of the caller's folders or settings.
-        words = [python, "-I", "-X", "utf8", self.pin.bridge_path]
+        words = [python, "-I", "-X", "utf8", BRIDGE_RUNNER, self.pin.bridge_path]
         remedy = f"remove {python.parents[1]} to have it installed again"
         try:
             done = process.run(
