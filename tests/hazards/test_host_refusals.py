@@ -21,6 +21,7 @@ from minisandbox.errors import HostUnsupported
 from minisandbox.idmap import current, single
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import NodeStore, Store
+from minisandbox.store.streams import LooseLayer
 place = Path(sys.argv[1])
 def refused(action):
     try:
@@ -70,7 +71,7 @@ assert idmap == single()
 store, node = Store(place / "store"), NodeStore(place / "node")
 add = lambda: store.add("source", place / "tree", date=1_600_000_000, idmap=idmap)
 refused(add)
-store.open_packed = lambda digest: open("/dev/null", "rb")
+store.stored = lambda digest: LooseLayer(digest, place, open("/dev/null", "rb"))
 refused(lambda: node.ensure(store, "sha256:" + "0" * 64))
 refused(lambda: Sandbox.start([], scratch=place / "scratch", idmap=idmap))
 assert list((place / "scratch").glob("box-*")) == []

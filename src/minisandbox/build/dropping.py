@@ -89,7 +89,7 @@ def drop(results: Path, unwanted: Callable[[Json], bool]) -> list[str]:
 
 
 def damaged_digests(results: Path) -> set[str]:
-    """Layers named by records that are gone or damaged; damaged ones are removed from the store."""
+    """Layers named by records that are gone or damaged; the store no longer names them."""
     named = {
         digest
         for _, data in read_records(results)
@@ -103,7 +103,7 @@ def damaged_digests(results: Path) -> set[str]:
     for finding in store.verify(sorted(named)):
         if finding.problem is not None:
             bad.add(finding.digest)
-            store.path(finding.digest).unlink(missing_ok=True)
+            store.discard(finding.digest)
     return bad
 
 

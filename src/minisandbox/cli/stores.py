@@ -1,38 +1,69 @@
-"""``store``: the packed layers of a cache."""
+"""``store``: the layers of a cache, loose and in packs."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minisandbox.cli.caches import readable_size
 from minisandbox.cli.subparsers import Subparsers
 from minisandbox.cli.waiting import waiting_line
 from minisandbox.errors import EXIT_FAILED, EXIT_OK, InvalidInput
 
+if TYPE_CHECKING:
+    from minisandbox.store import Store
+
 
 def add_commands(commands: Subparsers) -> None:
     """Register the commands of this module."""
-    store = commands.add_parser("store", help="check the packed layers of a cache")
+    store = commands.add_parser("store", help="the layers of a cache: list, check, pack them")
     verbs = store.add_subparsers(dest="verb", metavar="VERB", required=True)
+
     verify = verbs.add_parser("verify", help="read every layer and compare it with its digest")
-    verify.add_argument(
+    _add_place(verify)
+    verify.set_defaults(function=verify_store)
+
+    listing = verbs.add_parser("ls", help="the packs, how many layers are loose, and their sizes")
+    _add_place(listing)
+    listing.add_argument("--json", action="store_true", help="the same as JSON")
+    listing.set_defaults(function=list_store)
+
+    pack = verbs.add_parser(
+        "pack", help="move loose layers into a pack, where what they have in common is kept once"
+    )
+    _add_place(pack)
+    pack.add_argument("--level", type=int, help="of zstd, 1 to 22 (default: 19)")
+    pack.add_argument("--threads", type=int, help="that compress (default: one a processor)")
+    pack.set_defaults(function=pack_store)
+
+
+def _add_place(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
         "--cache", default="results", type=Path, help="folder of the manifest (default: results)"
     )
-    verify.add_argument("--store", type=Path, help="the store itself, where there is no manifest")
-    verify.set_defaults(function=verify_store)
+    verb.add_argument("--store", type=Path, help="the store itself, where there is no manifest")
+
+
+def _store_at(arguments: argparse.Namespace) -> Store:
+    """The store that was named, or that of the results; no manifest is needed."""
+    from minisandbox.runtime.cache import store_of
+    from minisandbox.store import Store
+
+    place = arguments.store or store_of(arguments.cache)
+    if not place.is_dir():
+        option = "--store" if arguments.store else "--cache"
+        raise InvalidInput(option, f"{place} is not a folder")
+    return Store(place)
 
 
 def verify_store(arguments: argparse.Namespace) -> int:
     """``minisandbox store verify``: every layer that the manifest names, then those that only lie
     there.
     """
-    from minisandbox.store import Store
-
     if arguments.store:
-        if not arguments.store.is_dir():
-            raise InvalidInput("--store", f"{arguments.store} is not a folder")
-        store, named = Store(arguments.store), set[str]()
+        store, named = _store_at(arguments), set[str]()
     else:
         from minisandbox.runtime import open_cache
 
@@ -40,7 +71,7 @@ def verify_store(arguments: argparse.Namespace) -> int:
         store = cache.store
         named = {layer.digest for row in cache.rows() for layer in row.layers}
     digests = sorted(named | set(store.digests()))
-    total = 0
+    total = sum(pack.index.file_size for pack in store.catalogue.packs())
     bad: list[str] = []
     with waiting_line() as report:
         report(f"reading {len(digests)} layers")
@@ -48,8 +79,69 @@ def verify_store(arguments: argparse.Namespace) -> int:
             total += finding.size
             report(f"{number} of {len(digests)} layers read, {readable_size(total)}")
             if finding.problem is not None:
-                bad.append(f"{finding.digest}  {finding.problem}")
-    for line in bad:
+                bad.append(f"{finding.digest}  {finding.path}: {finding.problem}")
+    unreadable = [f"{path}: {reason}" for path, reason in sorted(store.unreadable().items())]
+    for line in (*bad, *unreadable):
         print(line)
-    print(f"{len(digests)} layers, {readable_size(total)}, {len(bad)} damaged or missing")
-    return EXIT_FAILED if bad else EXIT_OK
+    print(
+        f"{len(digests)} layers, {readable_size(total)}, {len(bad)} damaged or missing"
+        + (f", {len(unreadable)} packs cannot be read" if unreadable else "")
+    )
+    return EXIT_FAILED if bad or unreadable else EXIT_OK
+
+
+def list_store(arguments: argparse.Namespace) -> int:
+    """``minisandbox store ls``."""
+    store = _store_at(arguments)
+    loose = [store.path(digest).stat().st_size for digest in store.loose()]
+    packs = [
+        {
+            "pack": pack.index.name,
+            "bytes": pack.index.file_size,
+            "layers": len(pack.index.layers),
+            "contents": pack.index.own,
+            "contents_of_others": pack.index.contents - pack.index.own,
+            "unpacked_bytes": sum(frame.unpacked for frame in pack.index.frames),
+        }
+        for pack in store.catalogue.packs()
+    ]
+    unreadable = {str(path): reason for path, reason in sorted(store.unreadable().items())}
+    if arguments.json:
+        told = {"loose": {"layers": len(loose), "bytes": sum(loose)}, "packs": packs}
+        print(json.dumps({**told, "unreadable": unreadable}, indent=1))
+    else:
+        for pack in packs:
+            print(
+                f"{str(pack['pack'])[:12]}  {readable_size(int(pack['bytes'])):>9}  "
+                f"{pack['layers']} layers, {pack['contents']} contents, "
+                f"{pack['contents_of_others']} more in other packs"
+            )
+        for path, reason in unreadable.items():
+            print(f"{path}: {reason}")
+        print(f"loose         {readable_size(sum(loose)):>9}  {len(loose)} layers")
+    return EXIT_FAILED if unreadable else EXIT_OK
+
+
+def pack_store(arguments: argparse.Namespace) -> int:
+    """``minisandbox store pack``."""
+    from minisandbox.store.packs.consolidation import consolidate
+    from minisandbox.store.packs.writing import DEFAULT_LEVEL
+
+    level = DEFAULT_LEVEL if arguments.level is None else arguments.level
+    if not 1 <= level <= 22:
+        raise InvalidInput("--level", f"is {level}", "expected 1 to 22")
+    if arguments.threads is not None and arguments.threads < 1:
+        raise InvalidInput("--threads", f"is {arguments.threads}", "expected 1 or more")
+    store = _store_at(arguments)
+    with waiting_line() as report:
+        done = consolidate(store, level=level, threads=arguments.threads, report=report)
+    for digest, reason in sorted(done.stay.items()):
+        print(f"{digest} stays loose: {reason}")
+    if done.pack is not None:
+        made = f"{readable_size(done.loose_bytes)} became {readable_size(done.pack_bytes)}"
+        print(f"{len(done.layers)} layers packed, {made}: {done.pack}")
+    elif done.layers:
+        print(f"{len(done.layers)} layers were in packs already, their files are removed")
+    else:
+        print("no loose layers to pack")
+    return EXIT_FAILED if done.stay else EXIT_OK

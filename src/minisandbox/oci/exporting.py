@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 from minisandbox import archive
 from minisandbox.archive.reading import Malformed, Reader
@@ -31,14 +31,10 @@ from minisandbox.runtime.stack import git_objects
 from minisandbox.sandbox import skeleton
 from minisandbox.sandbox.client import DEFAULT_ENV
 from minisandbox.store import Store
-from minisandbox.store.packed import verified
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 Compression = Literal["zstd", "gzip"]
 
-#: Told how many bytes of packed layers were read since the last call.
+#: Told how many bytes of layers were written since the last call.
 Progress = Callable[[int], None]
 
 #: Of gzip, what every tool has as its default.
@@ -223,36 +219,18 @@ class _Exporting:
 
     def _copy(self, layer: _Packed, out: layout.HashedFile) -> int:
         """Write a layer to the layout, checked; returns the date of its first member."""
-        with layer.store.open_packed(layer.digest) as file:
-            packed = self._compression == "zstd"
-            reading = _Reading(file, out if packed else None, self._progress)
-            tee = io.BufferedReader(reading, _CHUNK)
-            with verified(tee, layer.digest, layer.store.path(layer.digest)) as stream:
-                # The stored file is a plain zstd file: it is the blob, byte for byte.
-                if packed:
+        with layer.store.stored(layer.digest) as stored:
+
+            def write(data: bytes) -> None:
+                out.write(data)
+                self._progress(len(data))
+
+            if self._compression == "zstd":
+                # The file of a loose layer is a plain zstd file: it is the blob, byte for byte.
+                with stored.tar(write) as stream:
                     return _date(stream)
-                return _gzip(stream, out)
-
-
-class _Reading(io.RawIOBase):
-    """Reads a file; what was read also goes to ``out``."""
-
-    def __init__(self, file: BinaryIO, out: layout.HashedFile | None, progress: Progress) -> None:
-        self._file = file
-        self._out = out
-        self._progress = progress
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        view = memoryview(buffer).cast("B")
-        data = self._file.read(len(view))
-        view[: len(data)] = data
-        if self._out is not None:
-            self._out.write(data)
-        self._progress(len(data))
-        return len(data)
+            with stored.tar() as stream:
+                return _gzip(stream, write)
 
 
 def _date(stream: BinaryIO) -> int:
@@ -265,15 +243,15 @@ def _date(stream: BinaryIO) -> int:
     return archive.EARLIEST_DATE
 
 
-def _gzip(stream: BinaryIO, out: layout.HashedFile) -> int:
+def _gzip(stream: BinaryIO, write: Callable[[bytes], None]) -> int:
     # Without a date and a name, so that equal layers are equal blobs.
     packer = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, 31)
     first = stream.read(_CHUNK)
     data = first
     while data:
-        out.write(packer.compress(data))
+        write(packer.compress(data))
         data = stream.read(_CHUNK)
-    out.write(packer.flush())
+    write(packer.flush())
     return _date(io.BytesIO(first))
 
 

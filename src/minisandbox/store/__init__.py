@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from minisandbox.store.faults import StoreUnusable
-from minisandbox.store.packed import Finding, Store
+from minisandbox.store.packed import Finding, Listing, Store
 from minisandbox.store.unpacked import NodeStore, default_node_root
 
-__all__ = ["Finding", "NodeStore", "Store", "StoreUnusable", "default_node_root"]
+__all__ = ["Finding", "Listing", "NodeStore", "Store", "StoreUnusable", "default_node_root"]

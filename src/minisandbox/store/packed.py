@@ -1,31 +1,24 @@
-"""The shared store: packed layers in files named by the digest of their content.
+"""The shared store: layers named by the digest of their content, loose or in packs.
 
-Invariant: a file under its final name is complete and never changes. The digest is that of the
-uncompressed tar (an OCI diff_id), because two versions of zstd compress the same bytes differently.
+Invariant: a file under its final name is complete and never changes. Builders write loose layers,
+one file each; ``packs.consolidation`` moves them into packs. A loose file counts before any pack,
+a newer pack before an older one: what was built again takes the place of what is damaged.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import functools
-import hashlib
-import io
 import os
 import re
-import stat
-import tempfile
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import BinaryIO
 
-import zstandard
-
-from minisandbox import archive, keys
-from minisandbox.atomic import fsync_directory
-from minisandbox.errors import LayerDamaged, LayerMissing, UnsafeArchive
+from minisandbox import archive, atomic, keys
+from minisandbox.errors import LayerDamaged, LayerMissing
 from minisandbox.idmap import IdMap
 from minisandbox.records.layer import LayerKind, LayerRef
 from minisandbox.store.faults import (
@@ -35,22 +28,29 @@ from minisandbox.store.faults import (
     explained,
     reachable,
 )
-from minisandbox.store.locks import try_flock
+from minisandbox.store.incoming import incoming, keep
+from minisandbox.store.packs.catalogue import Catalogue, Pack, PackDamaged, open_regular
+from minisandbox.store.packs.layout import Index
+from minisandbox.store.packs.layout import Layer as PackedLayer
+from minisandbox.store.packs.reading import PackReader, check_layers
+from minisandbox.store.packs.skeleton import Entry
+from minisandbox.store.streams import DEFAULT_LEVEL, LayerOfPack, LooseLayer, StoredLayer, compress
 
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer, WriteableBuffer
-
-#: On a virtual environment of 538 MB: level 9 gives 129 MB at 33 MB/s, 12 gives 126 MB at 13 MB/s,
-#: both with long-distance matching over a window of 2^27, which every zstd decompresses without
-#: being asked to.
-DEFAULT_LEVEL = 9
-_WINDOW_LOG = 27
-
-_BUFFER = 1 << 20
 _SUFFIX = ".tar.zst"
-#: Whoever may write to a shared store can put a pipe there, which blocks who opens it.
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _LAYER_NAME = re.compile(r"[0-9a-f]{64}\.tar\.zst")
+#: Members of the layers that are checked side by side: each holds 150 bytes meanwhile.
+_CHECKED_AT_ONCE = 1_000_000
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a layer in a pack holds, in the order of its tar.
+
+    The names are those of the tar: who makes files of them checks them as ``archive.unpack`` does.
+    """
+
+    digest: str
+    entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Finding:
     """What ``Store.verify`` found of one layer: ``problem`` is None when its content is what its
     name says.
 
-    ``size`` is the bytes of the packed file, 0 when it is missing.
+    ``path`` is the file that holds the layer; ``size`` its bytes where it holds no other, else 0.
     """
 
     digest: str
@@ -68,23 +68,32 @@ class Finding:
 
 
 class Store:
-    """A folder of packed layers, shared by builders and nodes, also over a network file system."""
+    """A folder of layers, shared by builders and nodes, also over a network file system."""
 
     def __init__(self, root: Path, *, level: int = DEFAULT_LEVEL) -> None:
         self.root = root
+        self.catalogue = Catalogue(root)
         self._level = level
 
     def path(self, digest: str) -> Path:
-        """Where the layer is or would be; raises ``ValueError`` for what is no digest."""
+        """Where the loose layer is or would be; raises ``ValueError`` for what is no digest."""
         value = keys.hex_of(digest)
         return self.root / "layers" / "sha256" / value[:2] / (value + _SUFFIX)
 
     def has(self, digest: str) -> bool:
-        """Whether there is a file for this digest (its content is checked when it is read)."""
-        return self.path(digest).is_file()
+        """Whether the store names this digest (its content is checked when it is read)."""
+        return self.path(digest).is_file() or self._pack(digest) is not None
 
     def digests(self) -> Iterator[str]:
-        """Every digest that the store has a file for, in order."""
+        """Every digest that the store has a layer for, in order."""
+        packed = {
+            "sha256:" + raw.hex() for pack in self.catalogue.packs() for raw in pack.index.layers
+        }
+        found = packed | set(self.loose())
+        yield from sorted(digest for digest in found if digest not in packed or self.has(digest))
+
+    def loose(self) -> Iterator[str]:
+        """Every digest that has a file of its own, in order."""
         for path in sorted((self.root / "layers" / "sha256").glob(f"??/*{_SUFFIX}")):
             if _LAYER_NAME.fullmatch(path.name) and path.name[:2] == path.parent.name:
                 yield "sha256:" + path.name.removesuffix(_SUFFIX)
@@ -106,12 +115,12 @@ class Store:
         """
         options = functools.partial(archive.pack, date=date, idmap=idmap, newer=newer)
         packing = options if exclude is None else functools.partial(options, exclude=exclude)
-        with reachable(tree) as source, self._incoming() as (incoming, fd):
+        with reachable(tree) as source, incoming(self.root) as (written, fd):
             pack = functools.partial(packing, source)
-            write = functools.partial(_compress, pack, fd, self._level)
+            write = functools.partial(compress, pack, fd, self._level)
             with explained("write to the store", self.root, only=WRITE_ERRORS):
                 digest, stats = call_carrying(idmap, write)
-            return self._kept(kind, incoming, fd, digest, stats)
+            return self._kept(kind, written, fd, digest, stats)
 
     def add_written(
         self, kind: LayerKind, write: Callable[[BinaryIO], archive.PackStats]
@@ -120,27 +129,27 @@ class Store:
 
         What ``write`` raises is raised, and then nothing is kept. Raises ``StoreUnusable``.
         """
-        with self._incoming() as (incoming, fd):
+        with incoming(self.root) as (written, fd):
             with explained("write to the store", self.root, only=WRITE_ERRORS):
-                digest, stats = _compress(write, fd, self._level)
-            return self._kept(kind, incoming, fd, digest, stats)
+                digest, stats = compress(write, fd, self._level)
+            return self._kept(kind, written, fd, digest, stats)
 
     def _kept(
-        self, kind: LayerKind, incoming: Path, fd: int, digest: str, stats: archive.PackStats
+        self, kind: LayerKind, written: Path, fd: int, digest: str, stats: archive.PackStats
     ) -> LayerRef:
         with explained("write to the store", self.root):
-            size = self._keep(incoming, fd, digest)
+            size = self._keep(written, fd, digest)
         return LayerRef(kind, digest, size, stats.unpacked_size, stats.files)
 
-    def _keep(self, incoming: Path, fd: int, digest: str) -> int:
-        """Give a written file its final name, unless a whole one has it; returns the kept size."""
+    def _keep(self, written: Path, fd: int, digest: str) -> int:
+        """Give a written file its final name, unless a whole layer has it; returns the size of a
+        file of its own.
+        """
         path = self.path(digest)
         if self._problem(digest) is not None:
-            os.fchmod(fd, 0o444)
-            os.fsync(fd)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            os.replace(incoming, path)
-            fsync_directory(path.parent)
+            keep(written, fd, path)
+        elif not path.exists():
+            return os.fstat(fd).st_size  # A pack holds it.
         return path.stat().st_size
 
     @contextmanager
@@ -151,30 +160,79 @@ class Store:
         damage, or else at the end: nothing made from the stream may be used before the block is
         left.
         """
-        with self.open_packed(digest) as file, verified(file, digest, self.path(digest)) as stream:
+        with self.stored(digest) as layer, layer.tar() as stream:
             yield stream
 
-    def open_packed(self, digest: str) -> BinaryIO:
-        """The packed file itself; raises ``LayerMissing``, ``StoreUnusable``, and ``LayerDamaged``
-        where it is no regular file.
+    def stored(self, digest: str) -> StoredLayer:
+        """The layer with its files open; raises ``LayerMissing``, ``StoreUnusable``, and
+        ``LayerDamaged`` where they are no regular files.
         """
         path = self.path(digest)
+        with self._damage_named(digest, path):
+            try:
+                return LooseLayer(digest, path, os.fdopen(open_regular(path), "rb"))
+            except FileNotFoundError:
+                pass
+        pack = self._pack(digest)
+        if pack is None:
+            raise LayerMissing(digest, self.root)
+        with self._damage_named(digest, pack.path):
+            return LayerOfPack(digest, pack, PackReader(pack, self.catalogue))
+
+    def listing(self, digest: str) -> Listing | None:
+        """The members of a layer without reading their contents; None where it is loose.
+
+        Raises ``LayerMissing``, ``LayerDamaged`` and ``StoreUnusable``.
+        """
+        if self.path(digest).exists():
+            return None
+        with self._reader(digest) as reader:
+            layer = reader.pack.index.layers[_raw(digest)]
+            return Listing(digest, tuple(reader.entries(layer)))
+
+    def contents(self, digest: str, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
+        """Those of the ``wanted`` contents (SHA-256 in hex) that a layer in a pack has, each once,
+        in the order in which they are cheapest to read.
+
+        A content over 64 MiB comes in pieces of at most that, one after the other under the same
+        name. A content is checked before its last piece is handed on: it may be used once the next
+        one, or the end, has come. Raises ``LayerMissing`` (also for loose layers),
+        ``LayerDamaged`` and ``StoreUnusable``.
+        """
+        with self._reader(digest) as reader:
+            layer = reader.pack.index.layers[_raw(digest)]
+            yield from reader.contents(layer, wanted)
+
+    @contextmanager
+    def _reader(self, digest: str) -> Generator[PackReader]:
+        pack = self._pack(digest)
+        if pack is None:
+            raise LayerMissing(digest, self.root)
+        with self._damage_named(digest, pack.path), PackReader(pack, self.catalogue) as reader:
+            yield reader
+
+    def _pack(self, digest: str) -> Pack | None:
+        return self.catalogue.find(_raw(digest), without=self._given_up(digest))
+
+    @contextmanager
+    def _damage_named(self, digest: str, path: Path) -> Generator[None]:
         try:
-            fd = os.open(path, _READ)
+            yield
+        except PackDamaged as error:
+            raise LayerDamaged(digest, path, error.about(path)) from error
         except FileNotFoundError:
-            raise LayerMissing(digest, self.root) from None
+            raise
         except OSError as error:
-            if error.errno == errno.ENXIO:  # a socket, or a device that is not there
-                raise LayerDamaged(digest, path, "it is not a regular file") from error
             raise StoreUnusable("read", path, error) from error
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise LayerDamaged(digest, path, "it is not a regular file")
-        return open(fd, "rb")
 
     def verify(self, digests: Iterable[str] | None = None) -> Iterator[Finding]:
         """Read layers (all, or ``digests``) to their end and tell of each what is wrong with it."""
+        in_packs: dict[str, list[str]] = {}
         for digest in self.digests() if digests is None else digests:
+            pack = None if self.path(digest).exists() else self._pack(digest)
+            if pack is not None:
+                in_packs.setdefault(pack.index.name, []).append(digest)
+                continue
             path = self.path(digest)
             problem = self._problem(digest)
             try:
@@ -182,6 +240,52 @@ class Store:
             except OSError:
                 size = 0
             yield Finding(digest, path, size, problem)
+        for name, members in in_packs.items():
+            yield from self._verify_pack(name, members)
+
+    def _verify_pack(self, name: str, digests: list[str]) -> Iterator[Finding]:
+        path = self.catalogue.path(name)
+        try:
+            with PackReader(self.catalogue.get(name), self.catalogue) as reader:
+                for group in groups(reader.pack.index, digests):
+                    found = check_layers(reader, group)
+                    for raw, problem in found.items():
+                        yield Finding("sha256:" + raw.hex(), path, 0, problem)
+        except (PackDamaged, OSError) as error:
+            for digest in digests:
+                yield Finding(digest, path, 0, str(error))
+
+    def unreadable(self) -> dict[Path, str]:
+        """Packs whose index cannot be read, so that nobody knows what they held, with reasons."""
+        self.catalogue.refresh()
+        return dict(self.catalogue.unreadable)
+
+    def discard(self, digest: str) -> None:
+        """Have the store no longer name a layer, in its file or in the packs of now: it is damaged.
+
+        The bytes in packs stay until the store is packed anew. Raises ``StoreUnusable``.
+        """
+        with explained("write to the store", self.root):
+            self.path(digest).unlink(missing_ok=True)
+            raw = _raw(digest)
+            names = {p.index.name for p in self.catalogue.packs() if raw in p.index.layers}
+            given_up = self._given_up(digest)
+            if names - given_up:
+                text = "".join(f"{name}\n" for name in sorted(names | given_up))
+                atomic.write_text(self._mark(digest), text)
+
+    def _mark(self, digest: str) -> Path:
+        """The file that names the packs in which a layer is not to be looked for."""
+        return self.path(digest).with_name(f"{keys.hex_of(digest)}.damaged")
+
+    def _given_up(self, digest: str) -> frozenset[str]:
+        try:
+            return frozenset(self._mark(digest).read_text(encoding="ascii").split())
+        except FileNotFoundError:
+            return frozenset()
+        except (OSError, UnicodeDecodeError) as error:
+            problem = error if isinstance(error, OSError) else OSError(errno.EBADMSG, str(error))
+            raise StoreUnusable("read", self._mark(digest), problem) from error
 
     def _problem(self, digest: str) -> str | None:
         try:
@@ -194,134 +298,22 @@ class Store:
         except StoreUnusable as error:
             return str(error)
 
-    @contextmanager
-    def _incoming(self) -> Generator[tuple[Path, int]]:
-        """A file to write to, locked while it is written; gone afterwards unless renamed."""
-        with explained("write to the store", self.root):
-            directory = self.root / "incoming"
-            directory.mkdir(parents=True, exist_ok=True)
-            _remove_abandoned(directory)
-            path, fd = _create_locked(directory)
-        try:
-            yield path, fd
-        finally:
-            path.unlink(missing_ok=True)
-            os.close(fd)
+
+def groups(index: Index, digests: Iterable[str]) -> Iterator[list[tuple[bytes, PackedLayer]]]:
+    """Layers of a pack in groups that can be checked side by side, neighbours together."""
+    layers = [(raw, index.layers[raw]) for raw in map(_raw, digests)]
+    layers.sort(key=lambda item: (item[1].frame, item[1].offset))
+    group: list[tuple[bytes, PackedLayer]] = []
+    members = 0
+    for raw, layer in layers:
+        if group and members + layer.entries > _CHECKED_AT_ONCE:
+            yield group
+            group, members = [], 0
+        group.append((raw, layer))
+        members += layer.entries
+    if group:
+        yield group
 
 
-def _create_locked(directory: Path) -> tuple[Path, int]:
-    while True:
-        fd, name = tempfile.mkstemp(suffix=".tmp", dir=directory)
-        try:
-            # Between creation and lock another process may take the file for abandoned: wait for
-            # it, and see whether the file is still there.
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        except OSError:
-            pass  # A file system without locks, so nobody can take a file for abandoned.
-        if os.path.exists(name):
-            return Path(name), fd
-        os.close(fd)
-
-
-def _remove_abandoned(directory: Path) -> None:
-    """Remove what killed processes left: files whose lock nobody holds."""
-    for path in directory.glob("*.tmp"):
-        # NFS locks for writing only; a file that was complete but for its rename is read-only.
-        flags = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
-        try:
-            fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:
-            continue  # Gone meanwhile, or somebody else's.
-        try:
-            if try_flock(fd):
-                path.unlink(missing_ok=True)
-        finally:
-            os.close(fd)
-
-
-def _compress(
-    write: Callable[[BinaryIO], archive.PackStats], fd: int, level: int
-) -> tuple[str, archive.PackStats]:
-    """Pack the tar that ``write`` writes into ``fd``; returns its digest."""
-    parameters = zstandard.ZstdCompressionParameters(
-        compression_level=level, window_log=_WINDOW_LOG, enable_ldm=True, write_checksum=True
-    )
-    compressor = zstandard.ZstdCompressor(compression_params=parameters)
-    # Buffered, because the compressor ignores how much of a write was done, which a full disk cuts
-    # short.
-    with open(os.dup(fd), "wb", buffering=_BUFFER) as file:
-        with compressor.stream_writer(file, closefd=False) as compressing:
-            sink = _Hashing(compressing)
-            with io.BufferedWriter(sink, _BUFFER) as out:
-                stats = write(out)
-    return sink.digest, stats
-
-
-class _Hashing(io.RawIOBase):
-    """Passes on what is written, and hashes it."""
-
-    def __init__(self, out: zstandard.ZstdCompressionWriter) -> None:
-        self._out = out
-        self._hash = hashlib.sha256()
-
-    @property
-    def digest(self) -> str:
-        return "sha256:" + self._hash.hexdigest()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        view = memoryview(data)
-        self._hash.update(view)
-        self._out.write(view)
-        return len(view)
-
-
-@contextmanager
-def verified(file: BinaryIO, digest: str, path: Path) -> Generator[BinaryIO]:
-    """Decompress ``file``; on leaving, read it to its end and compare it with ``digest``."""
-    reading = _Verifying(file, digest, path)
-    try:
-        yield io.BufferedReader(reading, _BUFFER)
-    except UnsafeArchive:
-        # Damage looks like an attack to whoever parses it; the digest tells them apart.
-        reading.finish()
-        raise
-    reading.finish()
-
-
-class _Verifying(io.RawIOBase):
-    """Reads zstd and hashes what comes out; every kind of damage is ``LayerDamaged``."""
-
-    def __init__(self, file: BinaryIO, digest: str, path: Path) -> None:
-        decompressor = zstandard.ZstdDecompressor(max_window_size=1 << _WINDOW_LOG)
-        reader = decompressor.stream_reader(
-            file, read_size=_BUFFER, read_across_frames=True, closefd=False
-        )
-        self._reader = cast("io.RawIOBase", reader)
-        self._digest = digest
-        self._path = path
-        self._hash = hashlib.sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        try:
-            count = self._reader.readinto(buffer) or 0
-        except zstandard.ZstdError as error:
-            raise LayerDamaged(self._digest, self._path, f"zstd says {error}") from error
-        except OSError as error:
-            raise StoreUnusable("read", self._path, error) from error
-        self._hash.update(memoryview(buffer)[:count])
-        return count
-
-    def finish(self) -> None:
-        """Read what is left; raises ``LayerDamaged`` unless the whole has the promised digest."""
-        buffer = bytearray(_BUFFER)
-        while self.readinto(buffer):
-            pass
-        found = "sha256:" + self._hash.hexdigest()
-        if found != self._digest:
-            raise LayerDamaged(self._digest, self._path, f"its content has the digest {found}")
+def _raw(digest: str) -> bytes:
+    return bytes.fromhex(keys.hex_of(digest))

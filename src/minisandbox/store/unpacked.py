@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 from minisandbox import archive, atomic, keys
 from minisandbox.archive.reading import Reader
@@ -24,10 +23,11 @@ from minisandbox.store.faults import call_carrying, explained, reachable
 from minisandbox.store.listing import Recording
 from minisandbox.store.locks import slot, tried
 from minisandbox.store.objects import Checkout, Writer, missing
-from minisandbox.store.packed import Store, verified
+from minisandbox.store.packed import Store
 from minisandbox.store.pool import Pool
 from minisandbox.store.scratch import scratch_directory
 from minisandbox.store.sources import Pools, Reference
+from minisandbox.store.streams import StoredLayer
 
 #: How many layers the processes of a node unpack at once: more only makes disks seek.
 DEFAULT_SLOTS = 2
@@ -116,12 +116,12 @@ class NodeStore:
         make them; None where it left none out. Raises what ``ensure`` does.
         """
         trees = tuple(reversed(self.source(digest)))
-        with store.open(digest) as stream:
+        with store.stored(digest) as layer, layer.tar() as stream:
             recording = Recording(Reader(stream))
             for _ in recording:
                 pass
         paths = frozenset(os.fsdecode(entry.member.path) for entry in recording.entries)
-        with _said_of(digest, store.path(digest)), Checkout(trees) as checkout:
+        with _said_of(layer), Checkout(trees) as checkout:
             lacking = missing(paths, checkout)
         if lacking is None or not lacking.names:
             return None
@@ -181,29 +181,27 @@ class NodeStore:
     def _fill(self, store: Store, digest: str, unpack: _Unpack, work: Path) -> None:
         """Unpack into ``work``, under the lock of the digest."""
         self._remove_abandoned(work.parent, keys.hex_of(digest))
-        with store.open_packed(digest) as file, slot(self._locks, _slots()):
+        with store.stored(digest) as layer, slot(self._locks, _slots()):
             try:
-                unpack(file, digest, store.path(digest), work)
+                unpack(layer, work)
             except BaseException:
                 remove_tree(work, self.idmap)
                 raise
 
-    def _unpack_layer(
-        self, file: BinaryIO, digest: str, packed: Path, work: Path, *, pool: str
-    ) -> None:
+    def _unpack_layer(self, layer: StoredLayer, work: Path, *, pool: str) -> None:
         pools = self._pool(pool) if pool else None
 
         def unpack(parent: Path, shared: Path | None) -> None:
             tree = parent / work.name
-            with verified(file, digest, packed) as stream:
+            with layer.tar() as stream:
                 if shared is None:
-                    archive.unpack(stream, tree, idmap=self.idmap, archive=str(packed))
+                    archive.unpack(stream, tree, idmap=self.idmap, archive=str(layer.path))
                     made = None
                 else:
                     recording = Recording(Reader(stream))
                     made = Pool(shared, recording.last)
                     archive.lay_out(
-                        recording, tree, idmap=self.idmap, archive=str(packed), files=made
+                        recording, tree, idmap=self.idmap, archive=str(layer.path), files=made
                     )
             _sync_file_system(tree)
             if made is not None:
@@ -214,59 +212,54 @@ class NodeStore:
             shared = stack.enter_context(reachable(pools)) if pools else None
             call_carrying(self.idmap, functools.partial(unpack, parent, shared))
 
-    def _unpack_source(
-        self, file: BinaryIO, digest: str, packed: Path, work: Path, *, group: str
-    ) -> None:
+    def _unpack_source(self, layer: StoredLayer, work: Path, *, group: str) -> None:
         if not group:
-            self._unpack_whole(file, digest, packed, work)
+            self._unpack_whole(layer, work)
             return
         reference = self._reference_of(group)
         if reference is None:
             with atomic.locked(self._lock(f"group-{group}")):
                 reference = self._reference_of(group)
                 if reference is None:
-                    self._unpack_whole(file, digest, packed, work)
+                    self._unpack_whole(layer, work)
                     # It bears its name as soon as this process renames it; until then, and if it
                     # never does, the next of the group becomes the reference.
-                    atomic.write_text(self._group(group), keys.hex_of(digest))
+                    atomic.write_text(self._group(group), keys.hex_of(layer.digest))
                     return
-        self._unpack_difference(file, digest, packed, work, reference)
+        self._unpack_difference(layer, work, reference)
 
-    def _unpack_whole(self, file: BinaryIO, digest: str, packed: Path, work: Path) -> None:
+    def _unpack_whole(self, layer: StoredLayer, work: Path) -> None:
         def unpack(parent: Path, pools: Pools) -> None:
-            with _said_of(digest, packed):
+            with _said_of(layer):
                 made = sources.unpack_whole(
-                    verified(file, digest, packed),
+                    layer.tar(),
                     parent / work.name,
                     pools=pools,
                     idmap=self.idmap,
-                    archive_name=str(packed),
+                    archive_name=str(layer.path),
                 )
             self._share(made, parent / work.name)
 
         self._call_on_sources(work, unpack)
 
-    def _unpack_difference(
-        self, file: BinaryIO, digest: str, packed: Path, work: Path, reference: Reference
-    ) -> None:
+    def _unpack_difference(self, layer: StoredLayer, work: Path, reference: Reference) -> None:
         try:
-            with verified(file, digest, packed) as stream:
-                found = sources.difference(stream, reference, str(packed))
+            with layer.tar() as stream:
+                found = sources.difference(stream, reference, str(layer.path))
         except sources.TooDifferent:
-            file.seek(0)
-            self._unpack_whole(file, digest, packed, work)
+            self._unpack_whole(layer, work)
             return
 
         def unpack(parent: Path, pools: Pools) -> None:
             below = replace(reference, path=parent / reference.path.name)
-            with _said_of(digest, packed):
+            with _said_of(layer):
                 made = sources.unpack_difference(
                     found,
                     below,
                     parent / work.name,
                     pools=pools,
                     idmap=self.idmap,
-                    archive_name=str(packed),
+                    archive_name=str(layer.path),
                 )
             self._share(made, parent / work.name)
 
@@ -334,17 +327,17 @@ class NodeStore:
             yield held
 
 
-#: Makes a layer: the packed file, its digest and path, and the directory to make.
-_Unpack = Callable[[BinaryIO, str, Path, Path], None]
+#: Makes a layer: the stored one, and the directory to make.
+_Unpack = Callable[[StoredLayer, Path], None]
 
 
 @contextmanager
-def _said_of(digest: str, packed: Path) -> Generator[None]:
+def _said_of(layer: StoredLayer) -> Generator[None]:
     """Say of which layer git's files contradict each other."""
     try:
         yield
     except ValueError as error:
-        raise LayerDamaged(digest, packed, f"its checkout is broken: {error}") from error
+        raise LayerDamaged(layer.digest, layer.path, f"its checkout is broken: {error}") from error
 
 
 def _slots() -> int:

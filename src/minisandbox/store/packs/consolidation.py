@@ -1,0 +1,230 @@
+"""Moves loose layers into a pack, and removes their files once the pack gives the same tars.
+
+Can be killed at any moment, and run again: a pack gets its name when it is whole and on disk, and a
+loose file goes after a tar with its digest was made from packs. One process at a time does it;
+builders and readers are not held up.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from minisandbox import atomic, keys
+from minisandbox.archive.reading import Malformed, Reader
+from minisandbox.errors import LayerDamaged, LayerMissing, MiniSandboxError
+from minisandbox.store.faults import explained
+from minisandbox.store.incoming import incoming, keep
+from minisandbox.store.packed import Store, groups
+from minisandbox.store.packs.arrangement import by_likeness
+from minisandbox.store.packs.catalogue import Pack, PackDamaged, load
+from minisandbox.store.packs.layout import FRAME_LIMIT
+from minisandbox.store.packs.reading import OpenPack, PackReader, check_layers
+from minisandbox.store.packs.scanning import NotPackable, Scanner, Spool
+from minisandbox.store.packs.skeleton import Skeleton
+from minisandbox.store.packs.writing import DEFAULT_LEVEL, Elsewhere, PackWriter
+
+Report = Callable[[str], None]
+
+
+@dataclass
+class Consolidated:
+    """What was done: the ``layers`` that are in packs now and were loose, the bytes of their files,
+    the new ``pack`` (None where packs held everything already), its bytes, and the layers that
+    ``stay`` loose with the reason.
+    """
+
+    layers: list[str] = field(default_factory=list[str])
+    loose_bytes: int = 0
+    pack: Path | None = None
+    pack_bytes: int = 0
+    stay: dict[str, str] = field(default_factory=dict[str, str])
+
+
+def consolidate(
+    store: Store,
+    *,
+    level: int = DEFAULT_LEVEL,
+    threads: int | None = None,
+    report: Report = lambda _: None,
+) -> Consolidated:
+    """Move every loose layer of ``store`` into packs.
+
+    Raises ``StoreUnusable`` where the store cannot be written; nothing is lost then.
+    """
+    count = threads or len(os.sched_getaffinity(0))
+    with explained("write to the store", store.root):
+        store.catalogue.folder.mkdir(parents=True, exist_ok=True)
+        with atomic.locked(store.root / "pack.lock"):
+            return _Consolidation(store, level, count, report).run()
+
+
+class _Consolidation:
+    def __init__(self, store: Store, level: int, threads: int, report: Report) -> None:
+        self._store = store
+        self._level = level
+        self._threads = threads
+        self._report = report
+        self._done = Consolidated()
+
+    def run(self) -> Consolidated:
+        loose = list(self._store.loose())
+        self._drop_packed(loose)
+        left = [digest for digest in self._store.loose() if digest in loose]
+        if left:
+            self._pack(self._neighbours(left))
+        return self._done
+
+    def _drop_packed(self, digests: Iterable[str]) -> None:
+        """Remove the files of layers that a pack gives back whole: an earlier run was killed."""
+        by_pack: dict[str, list[str]] = {}
+        for digest in digests:
+            pack = self._store.catalogue.find(bytes.fromhex(keys.hex_of(digest)))
+            if pack is not None:
+                by_pack.setdefault(pack.index.name, []).append(digest)
+        for name, members in by_pack.items():
+            try:
+                pack = self._store.catalogue.get(name)
+                problems = self._problems(pack, members)
+            except PackDamaged:
+                continue
+            self._remove([digest for digest in members if problems[digest] is None])
+
+    def _problems(self, pack: Pack, digests: Iterable[str]) -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
+        with PackReader(pack, self._store.catalogue) as reader:
+            for group in groups(pack.index, digests):
+                self._report(f"checking {len(group)} layers of the pack")
+                for raw, problem in check_layers(reader, group).items():
+                    found["sha256:" + raw.hex()] = problem
+        return found
+
+    def _remove(self, digests: Iterable[str]) -> None:
+        for digest in digests:
+            path = self._store.path(digest)
+            self._done.loose_bytes += path.stat().st_size
+            path.unlink()
+            self._done.layers.append(digest)
+
+    def _neighbours(self, digests: Iterable[str]) -> list[str]:
+        """The layers in the order of the dates in them: neighbouring commits are near-equal."""
+        dated: list[tuple[int, str]] = []
+        for digest in digests:
+            try:
+                with self._store.stored(digest) as layer:
+                    first = next(iter(Reader(io.BufferedReader(layer.unchecked()))), None)
+                dated.append((first.mtime if first else 0, digest))
+            except (LayerDamaged, LayerMissing) as error:
+                self._done.stay[digest] = str(error)
+            except (PackDamaged, Malformed) as error:
+                self._done.stay[digest] = f"it cannot be read: {error}"
+        return [digest for _, digest in sorted(dated)]
+
+    def _pack(self, digests: list[str]) -> None:
+        refused: set[bytes] = set()
+        while True:
+            known = self._known(refused)
+            with Spool(self._store.root / "incoming") as spool:
+                scanner = Scanner(spool, known)
+                skeletons = dict(self._scan(scanner, digests))
+                elsewhere = {
+                    number: known[sha256]
+                    for number, sha256 in enumerate(scanner.sha256s)
+                    if sha256 in known
+                }
+                bad = self._damaged(elsewhere, scanner.sha256s)
+                if bad:
+                    refused |= bad
+                    continue
+                if skeletons:
+                    self._write(scanner, skeletons, elsewhere, spool)
+                return
+
+    def _known(self, refused: set[bytes]) -> dict[bytes, Elsewhere]:
+        """Every content that a pack holds itself, in the newest one."""
+        known: dict[bytes, Elsewhere] = {}
+        for pack in self._store.catalogue.packs():
+            try:
+                with OpenPack(pack) as opened:
+                    for number in range(pack.index.own):
+                        sha256 = opened.record(number).sha256
+                        if sha256 not in refused:
+                            known.setdefault(sha256, Elsewhere(pack.index.name, number))
+            except PackDamaged:
+                continue  # What was read of it serves; ``verify`` tells of the rest.
+        return known
+
+    def _scan(self, scanner: Scanner, digests: Iterable[str]) -> Iterator[tuple[bytes, Skeleton]]:
+        for number, digest in enumerate(digests):
+            self._report(f"reading layer {number + 1}")
+            try:
+                with self._store.open(digest) as stream:
+                    skeleton = scanner.scan(stream, number)
+            except (LayerDamaged, LayerMissing, NotPackable) as error:
+                self._done.stay[digest] = str(error)
+                continue
+            if len(skeleton) > _MEMBERS:
+                self._done.stay[digest] = f"it has {len(skeleton)} members"
+                continue
+            yield bytes.fromhex(keys.hex_of(digest)), skeleton
+
+    def _damaged(self, elsewhere: Mapping[int, Elsewhere], sha256s: list[bytes]) -> set[bytes]:
+        """Those of the contents in other packs that cannot be read there."""
+        bad: set[bytes] = set()
+        with ExitStack() as stack:
+            readers: dict[str, PackReader] = {}
+            ordered = sorted(elsewhere.items(), key=lambda item: (item[1].pack, item[1].number))
+            for number, there in ordered:
+                try:
+                    if there.pack not in readers:
+                        catalogue = self._store.catalogue
+                        reader = PackReader(catalogue.get(there.pack), catalogue)
+                        readers[there.pack] = stack.enter_context(reader)
+                    for _ in readers[there.pack].content(there.number):
+                        pass
+                except PackDamaged:
+                    bad.add(sha256s[number])
+        return bad
+
+    def _write(
+        self,
+        scanner: Scanner,
+        skeletons: dict[bytes, Skeleton],
+        elsewhere: Mapping[int, Elsewhere],
+        spool: Spool,
+    ) -> None:
+        used = {n for skeleton in skeletons.values() for n in skeleton.contents}
+        catalogue = self._store.catalogue
+        sequence = max((pack.index.sequence for pack in catalogue.packs()), default=0) + 1
+        with incoming(self._store.root) as (path, fd):
+            self._report(f"compressing {len(scanner.fresh)} contents")
+            PackWriter(fd, level=self._level, threads=self._threads).write(
+                sequence=sequence,
+                skeletons={raw: skeletons[raw] for raw in by_likeness(skeletons)},
+                fresh=[content for content in scanner.fresh if content.number in used],
+                sha256s=scanner.sha256s,
+                sizes=scanner.sizes,
+                elsewhere={n: there for n, there in elsewhere.items() if n in used},
+                spool=spool,
+            )
+            pack = load(path)
+            digests = ["sha256:" + raw.hex() for raw in skeletons]
+            for digest, problem in self._problems(pack, digests).items():
+                if problem is not None:
+                    raise MiniSandboxError(
+                        f"the pack that was written for {self._store.root} does not give layer "
+                        f"{digest} back: {problem}; nothing was changed, the layers stay loose"
+                    )
+            final = catalogue.path(pack.index.name)
+            keep(path, fd, final)
+        self._done.pack = final
+        self._done.pack_bytes = final.stat().st_size
+        self._remove(digests)
+
+
+#: Members of a layer whose skeleton surely fits into one frame, at 64 bytes and a path each.
+_MEMBERS = FRAME_LIMIT // 256
