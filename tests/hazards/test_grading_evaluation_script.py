@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -178,6 +178,7 @@ class Project:
         *,
         log: Path | None = None,
         timeout: float = 60,
+        env: Mapping[str, str] | None = None,
         **options: str,
     ) -> run_tests.TestOutput:
         with self.start() as instance:
@@ -186,7 +187,7 @@ class Project:
                 self.script(test_patch, **options),
                 patch=patch,
                 test_patch=test_patch,
-                env={},
+                env=env or {},
                 timeout=timeout,
                 log_path=log or self.root / "log",
             )
@@ -309,9 +310,13 @@ def test_a_run_that_was_cut_short_is_no_verdict(
     assert not grade.is_verdict
 
 
-def test_nothing_that_the_script_starts_is_told_the_nonce(project: Project) -> None:
+@pytest.mark.parametrize("env", [{}, {"PS4": "$ "}])
+def test_nothing_that_the_script_starts_is_told_the_nonce(
+    project: Project, env: Mapping[str, str]
+) -> None:
     output = project.evaluate(
         FIX,
+        env=env,
         command="env; tr '\\0' ' ' < /proc/$$/cmdline; tr '\\0' ' ' < /proc/$$/environ; "
         "cat /tmp/eval.start; bash -xc true; printf 'no line end'",
     )
@@ -324,6 +329,7 @@ def test_nothing_that_the_script_starts_is_told_the_nonce(project: Project) -> N
     said = [line for line in tests.splitlines() if output.nonce in line]
     assert all(f"+{output.nonce} " in line for line in said)
     assert sum(line.count(output.nonce) for line in said) == len(said)
+    assert "PS4=+" not in tests
 
 
 def test_a_patch_that_breaks_the_install_is_no_verdict(project: Project) -> None:

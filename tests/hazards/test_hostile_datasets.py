@@ -66,6 +66,11 @@ def test_a_column_in_hundreds_of_brackets(tmp_path: Path) -> None:
     codec.write(tmp_path / "row.json", kept.instance)
 
 
+def test_a_key_that_is_no_text() -> None:
+    with pytest.raises(InvalidInput, match="half a surrogate pair"):
+        row(further=[{"\udcff": 1}])
+
+
 def test_a_repository_with_a_name_that_makes_no_file_name() -> None:
     with pytest.raises(InvalidInput, match="key 'repo'"):
         row(repo="/".join("a" * 100))

@@ -211,6 +211,9 @@ def test_a_quiet_install_that_says_nothing_worked() -> None:
         ({"eval_script": SCRIPT.replace("\n", "\r\n")}, "CRLF line ends"),
         ({"test_assets": {"../x": ""}}, "is no path of a repository"),
         ({"test_assets": {".git/hooks/x": ""}}, "is no path of a repository"),
+        ({"test_assets": {".GIT/config": ""}}, "is no path of a repository"),
+        ({"test_assets": {"x/": ""}}, "is no path of a repository"),
+        ({"test_assets": {"x\0y": ""}}, "is no path of a repository"),
         ({"test_assets": {"x": "%"}}, "is not base64"),
         (
             {"image_assets": '{"test_patch": [{"path": "a.png", "url": "https://host/a"}]}'},
@@ -234,7 +237,7 @@ def test_files_for_the_tests_are_kept_in_the_spec_and_copied_by_the_script() -> 
     spec = json.loads(task.test_spec)
     assert spec["files"] == {"tests/it's.png": content}
     assert spec["restored"] == ["tests/it's.png", "tests/test_new.py"]
-    copied = """mkdir -p tests && cp /test_assets/0 'tests/it'"'"'s.png'"""
+    copied = """mkdir -p -- tests && cp -- /test_assets/0 'tests/it'"'"'s.png'"""
     assert f"EOF\n{copied}\n: '>>>>> Start" in spec["eval_script"]
 
 

@@ -188,7 +188,10 @@ def _jsonable(value: Any, where: str, depth: int = 0) -> Any:
         return value
     if isinstance(value, Mapping):
         mapping = cast("Mapping[Any, Any]", value)
-        return {str(key): _jsonable(item, where, depth + 1) for key, item in mapping.items()}
+        return {
+            _encodable(str(key), where): _jsonable(item, where, depth + 1)
+            for key, item in mapping.items()
+        }
     if isinstance(value, list | tuple):
         return [_jsonable(item, where, depth + 1) for item in cast("list[Any]", value)]
     if isinstance(value, bytes):

@@ -60,6 +60,9 @@ LOG_PARSERS = frozenset(f"parse_log_{name}" for name in _PARSERS.split())
 #: Columns of a row that say how it is evaluated.
 COLUMNS = ("eval_script", "log_parser", "eval_type", "image", "image_assets", "test_assets")
 
+#: Of no path in a repository; the empty one stands in ``/a``, ``a//b`` and ``a/``.
+_NO_PARTS = frozenset({"", ".", "..", ".git"})
+
 #: Where files for the tests lie inside until the script copies them.
 _FILES = "/test_assets"
 
@@ -95,8 +98,8 @@ class RowGrader(OfficialGrader):
         files = _files_of(task.evaluation)
         patches = (task.test_patch, *script.patches)
         commands = [
-            f"mkdir -p {shlex.quote(str(PurePosixPath(path).parent))} && "
-            f"cp {_FILES}/{number} {shlex.quote(path)}"
+            f"mkdir -p -- {shlex.quote(str(PurePosixPath(path).parent))} && "
+            f"cp -- {_FILES}/{number} {shlex.quote(path)}"
             for number, path in enumerate(files)
         ]
         if "error" not in answer:
@@ -202,8 +205,8 @@ def _files_of(evaluation: Mapping[str, Any]) -> dict[str, str]:
         raise NotUnderstood("has 'test_assets' that are no mapping of paths to base64")
     found: dict[str, str] = {}
     for path, content in sorted(cast("Mapping[Any, Any]", files).items()):
-        parts = PurePosixPath(str(path)).parts
-        if not parts or str(path).startswith("/") or {"..", ".git"} & set(parts):
+        parts = str(path).split("/")
+        if "\0" in str(path) or any(part.lower() in _NO_PARTS for part in parts):
             raise NotUnderstood(f"has the test asset {path!r}, which is no path of a repository")
         try:
             base64.b64decode(content, validate=True)

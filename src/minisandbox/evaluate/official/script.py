@@ -102,7 +102,8 @@ def run_script(
     # Bash takes PS4 from the environment of an ordinary user only. The file is gone, and the
     # variable unset, before the first line of the script.
     nonce = secrets.token_hex(8)
-    start = f"unset BASH_ENV; PS4='+{nonce} '; rm -f {_START_FILE}\n"
+    # A PS4 of the environment's would be handed on, with the nonce in it.
+    start = f"unset BASH_ENV PS4; PS4='+{nonce} '; rm -f {_START_FILE}\n"
     instance.write_file(_START_FILE, start, mode=0o600)
     return capture(
         instance,
