@@ -6,6 +6,7 @@ import os
 import shutil
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,9 @@ def _write(root: Path, busybox: Path) -> None:
     texts: dict[str, str] = {
         "base/etc/passwd": "root:x:0:0:root:/root:/bin/sh\n",
         "base/etc/group": "root:x:0:\n",
+        # Services are started by a bash, of which this one needs no more than any shell has.
+        "service/usr/bin/bash": '#!/bin/sh\nexec /bin/sh "$@"\n',
+        "service/opt/services/one/start": "#!/bin/sh\necho started > /var/tmp/service\n",
         "source/testbed/.git/HEAD": "ref: refs/heads/main\n",
         "source/testbed/hello.txt": "hello\n",
         "source/testbed/gone.txt": "this is not to be seen\n",
@@ -45,7 +49,8 @@ def _write(root: Path, busybox: Path) -> None:
     programs = root / "base/usr/bin"
     programs.mkdir(parents=True)
     shutil.copy(busybox, programs / "busybox")
-    (programs / "busybox").chmod(0o755)
+    for name in ("base/usr/bin/busybox", "service/usr/bin/bash", "service/opt/services/one/start"):
+        (root / name).chmod(0o755)
     for name in _PROGRAMS:
         (programs / name).symlink_to("busybox")
     (root / "base/bin").symlink_to("usr/bin")
@@ -57,6 +62,8 @@ class PackedProject:
     """Two instances of one source; remove it with ``close``."""
 
     names = ("made__small-1", "made__small-2")
+    #: One more, which has a service.
+    serving = "made__small-3"
     #: Layers that both have, and at which height of an image its own lies.
     shared = 2
     height = 1
@@ -73,6 +80,7 @@ class PackedProject:
         self.node = NodeStore(folder / "node", idmap)
         kinds: dict[str, LayerKind] = {
             "base": "base",
+            "service": "service",
             "source": "source",
             "instance-1": "instance",
             "instance-2": "instance",
@@ -85,13 +93,15 @@ class PackedProject:
             name: (packed["base"], packed["source"], packed[f"instance-{number}"])
             for number, name in enumerate(self.names, 1)
         }
+        base, *others = self._layers[self.names[1]]
+        self._layers[self.serving] = (base, packed["service"], *others)
 
     def close(self) -> None:
         remove_tree(self.node.root, self.node.idmap)
         remove_tree(self.folder / "trees", self.node.idmap)
 
-    def cache(self, *, without_base: bool = False) -> Cache:
-        """A cache with both instances."""
+    def cache(self, *, without_base: bool = False, **changes: Any) -> Cache:
+        """A cache with all instances."""
         rows = [
             {
                 "instance_id": name,
@@ -100,6 +110,7 @@ class PackedProject:
                 "base_commit": "0" * 40,
                 "test_command": "sh tests.sh",
             }
+            | changes
             for name, layers in self._layers.items()
         ]
         write_manifest(self.folder, rows)

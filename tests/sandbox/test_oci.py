@@ -359,6 +359,21 @@ def test_an_exported_instance_comes_back_as_what_it_was(
         export_instances(cache, [row.instance_id], place / "layout")
 
 
+def test_what_no_image_can_say_is_said(
+    project: PackedProject, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.cache(blackhole=True)
+    target = str(place / "layout")
+    words = ["oci", "export", "--cache", str(project.folder), "-o", target, "*-1"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{target}:made_1776_small-1  ")
+    assert lines[1:] == ["  its tests were validated with 'blackhole', which no image can say"]
+    for pattern, said in {"no-*": "covers no instance", "made__small-9": "did you mean"}.items():
+        assert main([*words[:-2], str(place / "other"), pattern]) != 0
+        assert said in capsys.readouterr().err
+
+
 def test_gzip_is_the_same_content(project: PackedProject, place: Path) -> None:
     cache, name = project.cache(), project.names[0]
     for compression in ("zstd", "gzip"):

@@ -89,6 +89,17 @@ def test_podman_runs_an_exported_instance_as_we_do(
     assert "not ok 1" not in theirs
 
 
+def test_services_answer_before_the_command_of_a_container(
+    project: PackedProject, podman: Podman, place: Path
+) -> None:
+    (image,) = export_instances(project.cache(), [project.serving], place / "layout")
+    found = podman("pull", "-q", f"oci:{place}/layout:{image.tag}").strip()
+    command = ["cat", "/var/tmp/service", "/testbed/count.txt"]
+    theirs = podman("run", "--rm", *_LIMITS, found, *command)
+    with project.start(image.instance_id) as instance:
+        assert instance.run(command).text == theirs == "started\n2\n"
+
+
 _CONTAINERFILE = """\
 FROM scratch
 COPY busybox /bin/busybox

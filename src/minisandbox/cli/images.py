@@ -72,6 +72,8 @@ def export_images(arguments: argparse.Namespace) -> int:
         )
     for image in images:
         print(f"{arguments.output}:{image.tag}  {readable_size(image.size)}  {image.digest}")
+        for name in image.missing:
+            print(f"  its tests were validated with {name!r}, which no image can say")
     return EXIT_OK
 
 

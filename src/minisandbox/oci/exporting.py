@@ -44,12 +44,15 @@ _CHUNK = 1 << 20
 #: Paths of the skeleton that engines mount themselves, or that speak of one sandbox.
 _OF_ENGINES = ("etc/hostname", "etc/hosts", "etc/resolv.conf", "sys/")
 
+#: Fields of a row by which its sandboxes differ from others; limits are the engine's.
+_UNSAYABLE = ("blackhole", "nested")
+
 #: What SWE-bench has in names of images instead of two underscores, which those may not hold.
 _DOUBLE = "_1776_"
 
 _ENTRYPOINT = f"{SERVICES}/start-all"
 _START_ALL = f"""\
-#!/bin/bash
+#!/bin/sh
 # What a sandbox does when it starts: have the services answer, then run the command.
 set -eu
 for start in {SERVICES}/*/start; do
@@ -62,13 +65,14 @@ exec "$@"
 @dataclass(frozen=True)
 class Exported:
     """One image of a layout: ``tag`` is its name there, ``digest`` that of its manifest, ``size``
-    the bytes of its packed layers.
+    the bytes of its packed layers. ``missing`` names what its sandboxes have and no image can say.
     """
 
     instance_id: str
     tag: str
     digest: str
     size: int
+    missing: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,8 @@ class _Exporting:
         }
         descriptor = self._writer.add_json(media.MANIFEST, manifest)
         size = sum({layer.blob.digest: layer.blob.size for layer in layers}.values())
-        exported = Exported(row.instance_id, tag, descriptor.digest, size)
+        missing = tuple(name for name in _UNSAYABLE if getattr(row, name))
+        exported = Exported(row.instance_id, tag, descriptor.digest, size, missing)
         return exported, descriptor.as_json(platform=platform, annotations={media.REF_NAME: tag})
 
     def _layers(self, row: ManifestRow) -> list[_Packed]:
