@@ -42,8 +42,9 @@ def kind_of_file(member: Member, content: str) -> str:
 class Pool(Closing):
     """A directory of files that layers link to; makes the files of one layer.
 
-    ``digest`` tells the SHA-256 of the content that was read last. ``taken`` says how many slots of
-    each kind a layer below has taken.
+    ``digest`` tells the SHA-256 of the content that is being added: before it is read where that is
+    known by then, else an empty text, and once it was read. ``taken`` says how many slots of each
+    kind a layer below has taken.
     """
 
     def __init__(
@@ -61,13 +62,17 @@ class Pool(Closing):
     def add(
         self, member: Member, parts: Parts, parent: int, content: Iterator[bytes], write: Write
     ) -> None:
-        """Make a regular file of a layer: a link, or a new file that others can link to."""
-        if member.size <= _IN_MEMORY:
-            held = list(content)
+        """Make a regular file of a layer: a link, or a new file that others can link to.
+
+        The content is not read where its digest is known and the pool has it.
+        """
+        known = bool(self._digest())
+        held = None if known or member.size > _IN_MEMORY else list(content)
+        if known or held is not None:
             name = self._slot(member)
             if name and self._link(name, parts[-1], parent):
                 return
-            write(member, parts[-1], parent, iter(held))
+            write(member, parts[-1], parent, content if held is None else iter(held))
         else:
             write(member, parts[-1], parent, content)
             name = self._slot(member)
@@ -75,6 +80,15 @@ class Pool(Closing):
                 return
         if name:
             self._made.append((parts, name))
+
+    def has(self, member: Member, content: str) -> bool:
+        """Whether a file like this would be a link: the next of its kind is there."""
+        kind = kind_of_file(member, content)
+        try:
+            os.stat(_name(kind, self._taken[kind]), dir_fd=self._fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return bool(kind)
 
     def share(self, root: Path) -> None:
         """Let others link to what was made in the layer at ``root``, which is on disk by now."""
@@ -91,7 +105,7 @@ class Pool(Closing):
             return ""
         number = self._taken[kind]
         self._taken[kind] += 1
-        return f"{kind[:2]}/{kind[2:]}-{number}"
+        return _name(kind, number)
 
     def _link(self, name: str, target: bytes, parent: int) -> bool:
         try:
@@ -123,6 +137,11 @@ class Pool(Closing):
                 os.link(path, name, src_dir_fd=root, dst_dir_fd=self._fd, follow_symlinks=False)
         except OSError:
             return  # Somebody was faster, or there is no room: then it is not shared.
+
+
+def _name(kind: str, slot: int) -> str:
+    """Where a file lies in the pool."""
+    return f"{kind[:2]}/{kind[2:]}-{slot}"
 
 
 def _make_fan(name: str, parent: int) -> None:
