@@ -374,6 +374,16 @@ def test_what_no_image_can_say_is_said(
         assert said in capsys.readouterr().err
 
 
+def test_a_relative_folder_is_one_of_here(
+    project: PackedProject, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (image,) = export_instances(project.cache(), [project.serving], Path("layout"))
+    imported = import_image(Path("layout"), Path("results"), Store(Path("results/store")))
+    assert imported.digest == image.digest
+    assert imported.entrypoint == ("/opt/services/start-all",)
+
+
 def test_gzip_is_the_same_content(project: PackedProject, place: Path) -> None:
     cache, name = project.cache(), project.names[0]
     for compression in ("zstd", "gzip"):

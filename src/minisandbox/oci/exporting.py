@@ -305,5 +305,5 @@ def _write_start_all(root: Path) -> None:
     program.parent.mkdir(parents=True)
     program.write_text(_START_ALL, encoding="utf-8")
     program.chmod(0o755)
-    for folder in (root, *program.relative_to(root).parents):
+    for folder in program.relative_to(root).parents:
         (root / folder).chmod(0o755)
