@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from minisandbox import open_cache
+from repositories import commit_files
 
 CLONE = Path(__file__).parents[2]
 MINISANDBOX = str(Path(sys.executable).with_name("minisandbox"))
@@ -143,31 +144,12 @@ TESTS: Mapping[str, Any] = {
 }
 
 
-def git(folder: Path, *words: str) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-    env = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null"}
-    done = subprocess.run(
-        ["git", *identity, *words], cwd=folder, env=env, capture_output=True, check=True
-    )
-    return done.stdout.decode()
-
-
-def make_repository(repository: Path) -> str:
-    for name, text in FILES.items():
-        (repository / name).parent.mkdir(parents=True, exist_ok=True)
-        (repository / name).write_text(text)
-    git(repository, "init", "-q", "-b", "main", ".")
-    git(repository, "add", "-A")
-    git(repository, "commit", "-qm", "Base")
-    return git(repository, "rev-parse", "HEAD").strip()
-
-
 class Built:
     """A working directory with two datasets, built."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.base = make_repository(folder / "git/local/demo.git")
+        self.base = commit_files(folder / "git/local/demo.git", FILES, "Base")
         tasks = folder / "tasks-of-mine"
         tasks.mkdir()
         (tasks / "sweb.yaml").write_text("datasets: [local/demo]\nsplits: [test]\n")

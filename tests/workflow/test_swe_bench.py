@@ -19,6 +19,7 @@ import pytest
 
 from minisandbox import open_cache
 from minisandbox.build.index.package_index import Index, download, find_release
+from repositories import commit_files, git
 
 CLONE = Path(__file__).parents[2]
 MINISANDBOX = str(Path(sys.executable).with_name("minisandbox"))
@@ -43,15 +44,6 @@ diff --git a/pyproject.toml b/pyproject.toml
 """
 
 
-def git(folder: Path, *words: str) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-    env = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null"}
-    done = subprocess.run(
-        ["git", *identity, *words], cwd=folder, env=env, capture_output=True, check=True
-    )
-    return done.stdout.decode()
-
-
 class Built:
     """A working directory with one row, built."""
 
@@ -60,11 +52,8 @@ class Built:
         repository = folder / "git/pallets/flask.git"
         repository.mkdir(parents=True)
         self._unpack(repository, folder / "downloads")
-        git(repository, "init", "-q", "-b", "main", ".")
-        (repository / "requirements/dev.txt").write_text("-r tests.txt\n-e .\n")
-        git(repository, "add", "-A")
-        git(repository, "commit", "-qm", "The environment commit")
-        environment_commit = git(repository, "rev-parse", "HEAD").strip()
+        listed = {"requirements/dev.txt": "-r tests.txt\n-e .\n"}
+        environment_commit = commit_files(repository, listed, "The environment commit")
         (repository / "requirements/dev.txt").unlink()
         blueprints, tests = repository / "src/flask/blueprints.py", repository / TESTS
         fixed, tested = blueprints.read_text(), tests.read_text()

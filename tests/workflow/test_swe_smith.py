@@ -5,7 +5,6 @@ a commit, and nothing of the healthy tree in the box.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from minisandbox.records import codec
 from minisandbox.records.manifest import ManifestRow
 from minisandbox.records.stages import InstancesRecord
 from minisandbox.runtime import Cache, Instance
+from repositories import commit_files, git
 
 CLONE = Path(__file__).parents[2]
 
@@ -69,29 +69,12 @@ ADD = {"FAIL_TO_PASS": ["tests/test_add.py::test_two"], "PASS_TO_PASS": BOTH}
 ADD["PASS_TO_PASS"] = ["tests/test_add.py::test_zero", "tests/test_times.py::test_two"]
 
 
-def git(folder: Path, *words: str) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-    env = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null"}
-    done = subprocess.run(
-        ["git", *identity, *words], cwd=folder, env=env, capture_output=True, check=True
-    )
-    return done.stdout.decode().strip()
-
-
 def commit_project(repository: Path, files: Mapping[str, str]) -> str:
     """A repository of which the last commit but one is the healthy one; returns its hash."""
-    repository.mkdir(parents=True)
-    git(repository, "init", "-q", "-b", "main", ".")
-    git(repository, "commit", "-q", "--allow-empty", "-m", "Begin")
-    for name, text in files.items():
-        (repository / name).parent.mkdir(parents=True, exist_ok=True)
-        (repository / name).write_text(text)
-    git(repository, "add", "-A")
-    git(repository, "commit", "-qm", "Add it all")
+    commit_files(repository, {}, "Begin")
+    healthy = commit_files(repository, files, "Add it all")
     git(repository, "tag", "v1")
-    healthy = git(repository, "rev-parse", "HEAD")
-    (repository / "README").write_text("later\n")
-    git(repository, "commit", "-qam", "Later")
+    commit_files(repository, {"README": "later\n"}, "Later")
     return healthy
 
 
@@ -244,7 +227,9 @@ def test_nothing_of_the_healthy_tree_is_in_the_box(built: Built, name: str) -> N
     path = "calc/add.py" if name == "add__1" else "calc/times.py"
     hidden = ["tests/test_add.py"] if name == "add__1" else ["tests/test_times.py", BOTH[0][:-10]]
     repository = built.folder / "git/team/calc.git"
-    answers = [git(repository, "rev-parse", f"{built.commit}:{part}") for part in (path, *hidden)]
+    answers = [
+        git(repository, "rev-parse", f"{built.commit}:{part}").strip() for part in (path, *hidden)
+    ]
     with built.materialize(name) as instance:
         known = objects(instance)
         assert not {*answers, built.commit} & known.keys()
