@@ -142,7 +142,7 @@ class LayerDamaged(MiniSandboxError):
         self.path = path
         self.reason = reason
         super().__init__(
-            f"{path} is damaged: {reason}; remove it, drop the records that name it with "
+            f"{path} is damaged: {reason}; drop the records that name it with "
             "`minisandbox records drop --damaged`, and run `snakemake` again"
         )
 

@@ -104,6 +104,7 @@ def damaged_digests(results: Path) -> set[str]:
         if finding.problem is not None:
             bad.add(finding.digest)
             store.discard(finding.digest)
+    store.set_aside_unreadable()
     return bad
 
 

@@ -274,6 +274,13 @@ class Store:
                 text = "".join(f"{name}\n" for name in sorted(names | given_up))
                 atomic.write_text(self._mark(digest), text)
 
+    def set_aside_unreadable(self) -> list[Path]:
+        """Rename packs whose index is damaged: none of their layers can be had any more, and
+        ``unreadable`` names them no longer. Returns their old names; raises ``StoreUnusable``.
+        """
+        with explained("write to the store", self.root):
+            return self.catalogue.set_aside()
+
     def _mark(self, digest: str) -> Path:
         """The file that names the packs in which a layer is not to be looked for."""
         return self.path(digest).with_name(f"{keys.hex_of(digest)}.damaged")

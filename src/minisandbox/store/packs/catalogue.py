@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox.store.faults import StoreUnusable
-from minisandbox.store.packs.layout import HEADER_SIZE, Index, Malformed, parse, parse_header
+from minisandbox.store.packs.layout import (
+    HEADER_SIZE,
+    Index,
+    Malformed,
+    OtherVersion,
+    parse,
+    parse_header,
+)
 
 _NAME = re.compile(r"[0-9a-f]{64}\.pack")
 #: Whoever may write to a shared store can put a pipe there, which blocks who opens it.
@@ -23,11 +30,15 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class PackDamaged(Exception):
-    """A pack, or a part of it, is not what was written; ``reason`` is a clause about ``path``."""
+    """A pack, or a part of it, is not what was written; ``reason`` is a clause about ``path``.
 
-    def __init__(self, path: Path, reason: str) -> None:
+    Not ``lasting`` is what another release of this project may be able to read.
+    """
+
+    def __init__(self, path: Path, reason: str, *, lasting: bool = True) -> None:
         self.path = path
         self.reason = reason
+        self.lasting = lasting
         super().__init__(f"{path} is damaged: {reason}")
 
     def about(self, path: Path) -> str:
@@ -64,7 +75,8 @@ def load(path: Path) -> Pack:
         header = os.pread(fd, HEADER_SIZE, 0)
         return Pack(path, parse(header, read_at(fd, HEADER_SIZE, parse_header(header))))
     except Malformed as error:
-        raise PackDamaged(path, str(error)) from None
+        lasting = not isinstance(error, OtherVersion)
+        raise PackDamaged(path, str(error), lasting=lasting) from None
     finally:
         os.close(fd)
 
@@ -88,6 +100,7 @@ class Catalogue:
     def __init__(self, root: Path) -> None:
         self.folder = root / "packs"
         self.unreadable: dict[Path, str] = {}
+        self._lost: set[Path] = set()
         self._packs: dict[str, Pack] = {}
         self._newest: list[Pack] = []
 
@@ -133,7 +146,7 @@ class Catalogue:
             raise StoreUnusable("read", self.folder, error) from error
         before = {*self._packs}
         self._packs = {name: pack for name, pack in self._packs.items() if f"{name}.pack" in names}
-        self.unreadable = {}
+        self.unreadable, self._lost = {}, set()
         for entry in names:
             if entry.removesuffix(".pack") not in self._packs:
                 self._load(self.folder / entry)
@@ -142,6 +155,15 @@ class Catalogue:
         )
         return before != {*self._packs}
 
+    def set_aside(self) -> list[Path]:
+        """Rename the packs whose index is damaged, which nobody can read any more."""
+        self.refresh()
+        for path in self._lost:
+            path.rename(path.with_suffix(".damaged"))
+        lost = sorted(self._lost)
+        self.refresh()
+        return lost
+
     def _load(self, path: Path) -> None:
         try:
             pack = load(path)
@@ -149,6 +171,8 @@ class Catalogue:
                 raise PackDamaged(path, f"its index is that of {pack.index.name[:12]}")
         except PackDamaged as error:
             self.unreadable[path] = error.reason
+            if error.lasting:
+                self._lost.add(path)
         except FileNotFoundError:
             pass  # A newer pack took its place meanwhile.
         except OSError as error:

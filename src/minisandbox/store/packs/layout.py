@@ -39,6 +39,10 @@ class Malformed(Exception):
     """Bytes that are no pack, or one of another version; the text is a clause."""
 
 
+class OtherVersion(Malformed):
+    """A pack that another release wrote."""
+
+
 class Frame(NamedTuple):
     """Where a frame lies in the file, its length there, and what it unpacks to."""
 
@@ -151,7 +155,7 @@ def parse_header(header: bytes) -> int:
     if magic != MAGIC:
         raise Malformed("its header is not that of a pack")
     if version != VERSION:
-        raise Malformed(f"it has format {version}, this release reads {VERSION}")
+        raise OtherVersion(f"it has format {version}, this release reads {VERSION}")
     if not _COUNTS.size <= length <= _INDEX_LIMIT:
         raise Malformed("its header gives its index an impossible length")
     return length
