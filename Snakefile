@@ -1,4 +1,4 @@
-"""Build executable instances: clone, interpreter, environment, instances, validation, manifest.
+"""Build executable instances: clone, interpreter, environment, instances, validation, manifest, packs.
 
 `snakemake --cores N` in a clone does everything; profiles/default holds the settings, config/config.yaml
 says what to build. The plan is made while this file is parsed, so that the graph is known before the
@@ -18,6 +18,7 @@ include: "workflow/rules/sources.smk"
 include: "workflow/rules/environments.smk"
 include: "workflow/rules/instances.smk"
 include: "workflow/rules/manifest.smk"
+include: "workflow/rules/store.smk"
 
 
 localrules:
@@ -30,3 +31,4 @@ rule all:
         "<results>/manifest.parquet",
         "<results>/manifest.jsonl",
         "<results>/manifest.summary.json",
+        packs,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import re
@@ -23,6 +24,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import zstandard
@@ -132,28 +134,26 @@ def _distributions(store: Store, digests: list[str], folder: Path, _: int) -> di
     timer = _Timer()
     parts: dict[str, list[str]] = {}
     for digest in digests:
-        groups: dict[str, Path] = {}
-        with store.open(digest) as stream, tarfile.open(fileobj=stream, mode="r|") as archive:
+        with store.open(digest) as stream, ExitStack() as stack:
+            archive = stack.enter_context(tarfile.open(fileobj=stream, mode="r|"))
+            buffers: dict[str, io.BytesIO] = {}
             writers: dict[str, tarfile.TarFile] = {}
             for member in archive:
                 found = _DISTRIBUTION.match(member.name)
                 name = found[2].lower().replace("-", "_") if found else ""
                 if name not in writers:
-                    groups[name] = folder / f"part-{len(groups)}.tar"
-                    writers[name] = tarfile.open(groups[name], "w")
+                    buffers[name] = io.BytesIO()
+                    writer = tarfile.TarFile(fileobj=buffers[name], mode="w")
+                    writers[name] = stack.enter_context(writer)
                 member.mtime = 0  # the date is the environment's; it would part equal wheels
                 content = archive.extractfile(member) if member.isreg() else None
                 writers[name].addfile(member, content)
-            for writer in writers.values():
-                writer.close()
         parts[digest] = []
-        for tar in groups.values():
-            data = tar.read_bytes()
-            name = hashlib.sha256(data).hexdigest()
+        for buffer in buffers.values():
+            name = hashlib.sha256(buffer.getbuffer()).hexdigest()
             parts[digest].append(name)
             if not (folder / name).exists():
-                (folder / name).write_bytes(_compressor().compress(data))
-            tar.unlink()
+                (folder / name).write_bytes(_compressor().compress(buffer.getbuffer()))
     seconds = timer.seconds
     out: list[float] = []
     for digest in _some(digests):
@@ -177,8 +177,8 @@ def _reference(store: Store, digests: list[str], folder: Path, _: int) -> dict[s
     tars = {digest: folder / f"{number}.tar" for number, digest in enumerate(digests)}
     names: dict[str, set[str]] = {}
     for digest, tar in tars.items():
-        with store.open(digest) as stream, tar.open("wb") as out:
-            shutil.copyfileobj(stream, out, 1 << 20)
+        with store.open(digest) as stream, tar.open("wb") as whole:
+            shutil.copyfileobj(stream, whole, 1 << 20)
         with tarfile.open(tar) as archive:
             names[digest] = set(archive.getnames())
     firsts: list[str] = []

@@ -261,7 +261,7 @@ def test_a_damaged_loose_layer_stays_out_of_packs(place: Path, packed: Packed) -
     path.chmod(0o644)
     path.write_bytes(path.read_bytes()[:-100])
     done = consolidate(store, level=1)
-    assert list(done.stay) == [ref.digest]
+    assert list(done.damaged) == [ref.digest]
     assert done.pack is None
     assert path.exists()
 

@@ -15,7 +15,9 @@ from local_projects import CLONE
 from minisandbox.build.stage import ATTEMPTS
 
 #: Two environments of one batch each.
-ALL_STAGES = Counter(clone=2, interpreter=1, environment=2, instances=2, validate=2, manifest=1)
+ALL_STAGES = Counter(
+    clone=2, interpreter=1, environment=2, instances=2, validate=2, manifest=1, pack=1
+)
 
 
 @pytest.fixture
@@ -74,7 +76,7 @@ def test_a_failing_job_does_not_stop_the_others(small) -> None:
     calls = Counter(small.take_calls())
     assert calls["environment"] == 3 + 1
     assert calls["validate"] == 1
-    assert calls["manifest"] == 0
+    assert calls["manifest"] == calls["pack"] == 0
 
 
 def test_after_a_kill_only_what_was_missing_runs(small) -> None:
@@ -123,13 +125,21 @@ def test_a_changed_recipe_rebuilds_its_own_environment_only(small) -> None:
 
 def test_the_logged_command_can_be_run_again_by_hand(small) -> None:
     done = small.run("--cores", "2")
-    commands = re.findall(r"^Shell command: (minisandbox build .*)$", done.stderr, flags=re.M)
+    commands = re.findall(
+        r"^Shell command: (minisandbox (?:build|store) .*)$", done.stderr, flags=re.M
+    )
     assert len(commands) == ALL_STAGES.total()
     small.take_calls()
     for command in commands:
         again = ["bash", "-euo", "pipefail", "-c", command]
         subprocess.run(again, check=True, cwd=small.folder, env=small.environment())
     assert Counter(small.take_calls()) == ALL_STAGES
+
+
+def test_layers_stay_loose_where_the_configuration_says_so(small) -> None:
+    done = small.run("--cores", "2", "--config", "pack=false")
+    assert done.returncode == 0, done.stderr
+    assert Counter(small.take_calls()) == ALL_STAGES - Counter(pack=1)
 
 
 def test_the_work_can_be_shared_out(workflow) -> None:
@@ -142,4 +152,4 @@ def test_the_work_can_be_shared_out(workflow) -> None:
     assert workflow.run("--cores", "2").returncode == 0
     rest = Counter(workflow.take_calls())
     assert rest["validate"] == 4 - calls["validate"]
-    assert rest["manifest"] == 1
+    assert rest["manifest"] == rest["pack"] == 1

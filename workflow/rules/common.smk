@@ -103,6 +103,11 @@ def all_validations(wildcards):
     ]
 
 
+def packs(wildcards):
+    """The record of packing the store, unless the configuration has layers stay loose."""
+    return ["<results>/packs.json"] if config.get("pack", True) else []
+
+
 def this_attempt(wildcards, attempt):
     """Which try of a job this is; params would keep the first value, only resources see the next."""
     return attempt

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from minisandbox import atomic
 from minisandbox.cli.caches import readable_size
 from minisandbox.cli.subparsers import Subparsers
 from minisandbox.cli.waiting import waiting_line
@@ -36,6 +37,9 @@ def add_commands(commands: Subparsers) -> None:
     _add_place(pack)
     pack.add_argument("--level", type=int, help="of zstd, 1 to 22 (default: 19)")
     pack.add_argument("--threads", type=int, help="that compress (default: one a processor)")
+    pack.add_argument(
+        "--summary", type=Path, help="write what the store holds then, as `store ls --json` does"
+    )
     pack.set_defaults(function=pack_store)
 
 
@@ -92,34 +96,39 @@ def verify_store(arguments: argparse.Namespace) -> int:
 
 def list_store(arguments: argparse.Namespace) -> int:
     """``minisandbox store ls``."""
-    store = _store_at(arguments)
+    held = _holdings(_store_at(arguments))
+    if arguments.json:
+        print(json.dumps(held, indent=1))
+        return EXIT_OK
+    for pack in held["packs"]:
+        print(
+            f"{pack['name'][:12]}  {readable_size(pack['bytes']):>9}  {pack['layers']} layers, "
+            f"{pack['contents']} contents, {pack['contents_of_others']} more of other packs"
+        )
+    for path, reason in held["unreadable"].items():
+        print(f"{path}: {reason}")
+    loose = held["loose"]
+    print(f"{'loose':12}  {readable_size(loose['bytes']):>9}  {loose['layers']} layers")
+    return EXIT_OK
+
+
+def _holdings(store: Store) -> dict[str, Any]:
     loose = [store.path(digest).stat().st_size for digest in store.loose()]
     packs = [
         {
-            "pack": pack.index.name,
+            "name": pack.index.name,
             "bytes": pack.index.file_size,
             "layers": len(pack.index.layers),
             "contents": pack.index.own,
             "contents_of_others": pack.index.contents - pack.index.own,
-            "unpacked_bytes": sum(frame.unpacked for frame in pack.index.frames),
         }
         for pack in store.catalogue.packs()
     ]
-    unreadable = {str(path): reason for path, reason in sorted(store.unreadable().items())}
-    if arguments.json:
-        told = {"loose": {"layers": len(loose), "bytes": sum(loose)}, "packs": packs}
-        print(json.dumps({**told, "unreadable": unreadable}, indent=1))
-    else:
-        for pack in packs:
-            print(
-                f"{str(pack['pack'])[:12]}  {readable_size(int(pack['bytes'])):>9}  "
-                f"{pack['layers']} layers, {pack['contents']} contents, "
-                f"{pack['contents_of_others']} more in other packs"
-            )
-        for path, reason in unreadable.items():
-            print(f"{path}: {reason}")
-        print(f"loose         {readable_size(sum(loose)):>9}  {len(loose)} layers")
-    return EXIT_FAILED if unreadable else EXIT_OK
+    return {
+        "loose": {"layers": len(loose), "bytes": sum(loose)},
+        "packs": packs,
+        "unreadable": {str(path): reason for path, reason in sorted(store.unreadable().items())},
+    }
 
 
 def pack_store(arguments: argparse.Namespace) -> int:
@@ -135,7 +144,7 @@ def pack_store(arguments: argparse.Namespace) -> int:
     store = _store_at(arguments)
     with waiting_line() as report:
         done = consolidate(store, level=level, threads=arguments.threads, report=report)
-    for digest, reason in sorted(done.stay.items()):
+    for digest, reason in sorted((done.stay | done.damaged).items()):
         print(f"{digest} stays loose: {reason}")
     if done.pack is not None:
         made = f"{readable_size(done.loose_bytes)} became {readable_size(done.pack_bytes)}"
@@ -144,4 +153,6 @@ def pack_store(arguments: argparse.Namespace) -> int:
         print(f"{len(done.layers)} layers were in packs already, their files are removed")
     else:
         print("no loose layers to pack")
-    return EXIT_FAILED if done.stay else EXIT_OK
+    if arguments.summary is not None and not done.damaged:
+        atomic.write_text(arguments.summary, json.dumps(_holdings(store), indent=1) + "\n")
+    return EXIT_FAILED if done.damaged else EXIT_OK

@@ -36,6 +36,7 @@ class Config:
     datasets: tuple[str, ...]
     results: str = "results"
     store: str = ""
+    pack: bool = True
     recipes: str = "envs/recipes"
     git_url: str = "https://github.com/{repo}.git"
     instances: tuple[str, ...] = ()

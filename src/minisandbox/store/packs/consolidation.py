@@ -34,8 +34,8 @@ Report = Callable[[str], None]
 @dataclass
 class Consolidated:
     """What was done: the ``layers`` that are in packs now and were loose, the bytes of their files,
-    the new ``pack`` (None where packs held everything already), its bytes, and the layers that
-    ``stay`` loose with the reason.
+    the new ``pack`` (None where packs held everything already) and its bytes; with a reason each,
+    the layers that ``stay`` loose and those that are ``damaged``.
     """
 
     layers: list[str] = field(default_factory=list[str])
@@ -43,6 +43,7 @@ class Consolidated:
     pack: Path | None = None
     pack_bytes: int = 0
     stay: dict[str, str] = field(default_factory=dict[str, str])
+    damaged: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def consolidate(
@@ -114,14 +115,13 @@ class _Consolidation:
         """The layers in the order of the dates in them: neighbouring commits are near-equal."""
         dated: list[tuple[int, str]] = []
         for digest in digests:
+            first = None
             try:
                 with self._store.stored(digest) as layer:
                     first = next(iter(Reader(io.BufferedReader(layer.unchecked()))), None)
-                dated.append((first.mtime if first else 0, digest))
-            except (LayerDamaged, LayerMissing) as error:
-                self._done.stay[digest] = str(error)
-            except (PackDamaged, Malformed) as error:
-                self._done.stay[digest] = f"it cannot be read: {error}"
+            except (LayerDamaged, LayerMissing, PackDamaged, Malformed):
+                pass  # Who reads it whole says what is wrong.
+            dated.append((first.mtime if first else 0, digest))
         return [digest for _, digest in sorted(dated)]
 
     def _pack(self, digests: list[str]) -> None:
@@ -163,14 +163,20 @@ class _Consolidation:
             self._report(f"reading layer {number + 1}")
             try:
                 with self._store.open(digest) as stream:
-                    skeleton = scanner.scan(stream, number)
-            except (LayerDamaged, LayerMissing, NotPackable) as error:
-                self._done.stay[digest] = str(error)
+                    # Caught in here: damage may look like this, and is told when the block is left.
+                    try:
+                        skeleton = scanner.scan(stream, number)
+                    except NotPackable as error:
+                        skeleton, reason = None, str(error)
+                    else:
+                        reason = f"it has {len(skeleton)} members"
+            except (LayerDamaged, LayerMissing) as error:
+                self._done.damaged[digest] = str(error)
                 continue
-            if len(skeleton) > _MEMBERS:
-                self._done.stay[digest] = f"it has {len(skeleton)} members"
-                continue
-            yield bytes.fromhex(keys.hex_of(digest)), skeleton
+            if skeleton is None or len(skeleton) > _MEMBERS:
+                self._done.stay[digest] = reason
+            else:
+                yield bytes.fromhex(keys.hex_of(digest)), skeleton
 
     def _damaged(self, elsewhere: Mapping[int, Elsewhere], sha256s: list[bytes]) -> set[bytes]:
         """Those of the contents in other packs that cannot be read there."""
