@@ -18,6 +18,7 @@ from minisandbox.idmap import IdMap, call_mapped, remove_tree
 from minisandbox.sandbox import Limits, Sandbox
 from minisandbox.store import NodeStore, Store
 from minisandbox.store.gitobjects import read_index, trees
+from minisandbox.store.packs.consolidation import consolidate
 
 Commits = dict[str, str]
 
@@ -84,32 +85,34 @@ def upstream(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Commits]:
     return folder / ".git", commits
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=["loose", "packed"])
 def packed(
-    upstream: tuple[Path, Commits], tmp_path_factory: pytest.TempPathFactory
+    upstream: tuple[Path, Commits],
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[tuple[Store, dict[str, Checkout]]]:
     folder, commits = upstream
     root = tmp_path_factory.mktemp("packed")
     store = Store(root / "store")
     with pytest.MonkeyPatch.context() as patching:
         patching.setenv("MINISANDBOX_NODE_STORE", str(root / "node"))
-        yield (
-            store,
-            {
-                step: make_checkout(
-                    folder,
-                    commit,
-                    history="none",
-                    store=store,
-                    log=root / "log",
-                    name=step,
-                    url="here",
-                    clone="here",
-                    limits=Limits(),
-                )
-                for step, commit in commits.items()
-            },
-        )
+        checkouts = {
+            step: make_checkout(
+                folder,
+                commit,
+                history="none",
+                store=store,
+                log=root / "log",
+                name=step,
+                url="here",
+                clone="here",
+                limits=Limits(),
+            )
+            for step, commit in commits.items()
+        }
+        if request.param == "packed":
+            assert len(consolidate(store).layers) == len(checkouts)
+        yield store, checkouts
 
 
 @pytest.fixture

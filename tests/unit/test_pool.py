@@ -142,7 +142,11 @@ def test_a_listing_survives_being_written(tmp_path: Path) -> None:
         Member(b"dir/latin-\xe9", Kind.FILE, 0o600, 5, 6, 1, 7, xattrs={b"user.x": b"\0\xff"}),
         Member(b"link", Kind.SYMLINK, 0o777, 0, 0, 2, target=b"to/\xff"),
     ]
-    entries = [Entry(member, "ab" * 32 if member.kind is Kind.FILE else "") for member in members]
+    entries = [
+        Entry.of(member)._replace(content="ab" * 32 if member.kind is Kind.FILE else "")
+        for member in members
+    ]
+    assert [entry.member for entry in entries] == members
     assert listing.decode(listing.encode(entries)) == entries
     with pytest.raises(ValueError, match=r"rame|zst"):
         listing.decode(b"no listing")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import zstandard
@@ -18,10 +18,54 @@ _LIMIT = 1 << 31
 
 
 class Entry(NamedTuple):
-    """A member, and for a regular file the SHA-256 of its content in hex, else nothing."""
+    """One member of a layer, as it is in the tar: nobody has checked that its path is harmless.
 
-    member: Member
+    ``path`` has no trailing slash; ``mtime`` is nanoseconds since the epoch; ``linkname`` is where
+    a symbolic link points, or the earlier member that a hard link is; ``content`` is the SHA-256
+    of a regular file in hex, else empty.
+    """
+
+    path: bytes
+    type: Kind
+    mode: int
+    uid: int
+    gid: int
+    mtime: int
+    linkname: bytes
+    size: int
     content: str
+    xattrs: Mapping[bytes, bytes]
+
+    @classmethod
+    def of(cls, member: Member) -> Entry:
+        """The entry of a member whose content was not read yet."""
+        return cls(
+            member.path,
+            member.kind,
+            member.mode,
+            member.uid,
+            member.gid,
+            member.mtime,
+            member.target,
+            member.size,
+            "",
+            member.xattrs,
+        )
+
+    @property
+    def member(self) -> Member:
+        """What it says, but for the content."""
+        return Member(
+            self.path,
+            self.type,
+            self.mode,
+            self.uid,
+            self.gid,
+            self.mtime,
+            self.size,
+            self.linkname,
+            self.xattrs,
+        )
 
 
 class Recording:
@@ -33,7 +77,7 @@ class Recording:
 
     def __iter__(self) -> Iterator[Member]:
         for member in self._members:
-            self.entries.append(Entry(member, ""))
+            self.entries.append(Entry.of(member))
             yield member
 
     def content(self) -> Iterator[bytes]:
@@ -42,7 +86,7 @@ class Recording:
         for chunk in self._members.content():
             digest.update(chunk)
             yield chunk
-        self.entries[-1] = Entry(self.entries[-1].member, digest.hexdigest())
+        self.entries[-1] = self.entries[-1]._replace(content=digest.hexdigest())
 
     def last(self) -> str:
         """The digest of the member whose content was read last."""
@@ -53,18 +97,18 @@ def encode(entries: Iterable[Entry]) -> bytes:
     """A listing as bytes, for a node to keep."""
     rows = [
         [
-            os.fsdecode(member.path),
-            member.kind.value.decode(),
-            member.mode,
-            member.uid,
-            member.gid,
-            member.mtime,
-            member.size,
-            os.fsdecode(member.target),
-            {os.fsdecode(name): value.hex() for name, value in member.xattrs.items()},
-            content,
+            os.fsdecode(entry.path),
+            entry.type.value.decode(),
+            entry.mode,
+            entry.uid,
+            entry.gid,
+            entry.mtime,
+            os.fsdecode(entry.linkname),
+            entry.size,
+            entry.content,
+            {os.fsdecode(name): value.hex() for name, value in entry.xattrs.items()},
         ]
-        for member, content in entries
+        for entry in entries
     ]
     return zstandard.compress(json.dumps(rows).encode(), 3)
 
@@ -77,18 +121,16 @@ def decode(data: bytes) -> list[Entry]:
         raise ValueError(str(error)) from None
     return [
         Entry(
-            Member(
-                os.fsencode(path),
-                Kind(kind.encode()),
-                mode,
-                uid,
-                gid,
-                mtime,
-                size,
-                os.fsencode(target),
-                {os.fsencode(name): bytes.fromhex(value) for name, value in xattrs.items()},
-            ),
+            os.fsencode(path),
+            Kind(kind.encode()),
+            mode,
+            uid,
+            gid,
+            mtime,
+            os.fsencode(linkname),
+            size,
             content,
+            {os.fsencode(name): bytes.fromhex(value) for name, value in xattrs.items()},
         )
-        for path, kind, mode, uid, gid, mtime, size, target, xattrs, content in rows
+        for path, kind, mode, uid, gid, mtime, linkname, size, content, xattrs in rows
     ]

@@ -20,6 +20,7 @@ from pathlib import Path
 from minisandbox.archive.members import Member
 from minisandbox.archive.unpacking import Parts, Write
 from minisandbox.closing import Closing
+from minisandbox.store.listing import Entry
 
 #: Files up to this size are held in memory until their digest is known; larger ones are written
 #: first and replaced by a link.
@@ -33,10 +34,10 @@ _NO_LINK = frozenset(
 )
 
 
-def kind_of_file(member: Member, content: str) -> str:
+def kind_of_file(file: Entry) -> str:
     """What makes files exchangeable, or nothing where a file is not shared."""
-    plain = member.uid == member.gid == 0 and not member.xattrs and not member.mtime % _SECOND
-    return f"{content}-{member.mode & 0o1777:o}-{member.mtime // _SECOND}" if plain else ""
+    plain = file.uid == file.gid == 0 and not file.xattrs and not file.mtime % _SECOND
+    return f"{file.content}-{file.mode & 0o1777:o}-{file.mtime // _SECOND}" if plain else ""
 
 
 class Pool(Closing):
@@ -81,9 +82,9 @@ class Pool(Closing):
         if name:
             self._made.append((parts, name))
 
-    def has(self, member: Member, content: str) -> bool:
+    def has(self, file: Entry) -> bool:
         """Whether a file like this would be a link: the next of its kind is there."""
-        kind = kind_of_file(member, content)
+        kind = kind_of_file(file)
         try:
             os.stat(_name(kind, self._taken[kind]), dir_fd=self._fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -100,7 +101,7 @@ class Pool(Closing):
             os.close(fd)
 
     def _slot(self, member: Member) -> str:
-        kind = kind_of_file(member, self._digest())
+        kind = kind_of_file(Entry.of(member)._replace(content=self._digest()))
         if not kind:
             return ""
         number = self._taken[kind]

@@ -14,9 +14,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -63,13 +63,13 @@ class Reference:
         except FileNotFoundError:
             return None
         objects = frozenset(names[at : at + 20] for at in range(0, len(names), 20))
-        return cls(path, {entry.member.path: entry for entry in entries}, objects)
+        return cls(path, {entry.path: entry for entry in entries}, objects)
 
     @property
     def taken(self) -> Mapping[str, int]:
         """How many files of each kind it holds."""
         return Counter(
-            kind_of_file(member, content) for member, content in self.entries.values() if content
+            kind_of_file(entry) for entry in self.entries.values() if entry.type is Kind.FILE
         )
 
 
@@ -77,13 +77,19 @@ class TooDifferent(Exception):
     """A source has too little in common with a reference."""
 
 
+#: Gives contents by their digests.
+Fetch = Callable[[Collection[str]], Mapping[str, bytes]]
+
+
 @dataclass(frozen=True)
 class Difference:
-    """What has to lie above a reference: members in order, and contents by digest."""
+    """What has to lie above a reference: ``made`` in order, of all the ``entries`` that the layer
+    has, and how to get at contents.
+    """
 
-    members: Sequence[Member]
+    made: Sequence[Entry]
     entries: Sequence[Entry]
-    contents: Mapping[str, bytes]
+    fetch: Fetch
 
 
 def unpack_whole(
@@ -127,8 +133,9 @@ def unpack_difference(
 ) -> tuple[Pool, Writer | None]:
     """Like ``unpack_whole``, of what differs from ``reference``."""
     tree = _start(work)
-    members = _Made(found)
+    members = _Made(found.made, found.fetch)
     pool = Pool(pools.files, members.last, reference.taken)
+    members.prepare(pool)
     archive.lay_out(members, tree, idmap=idmap, archive=archive_name, files=pool)
     with Checkout([tree, reference.path / TREE]) as checkout:
         lacking = missing(_paths(found.entries), checkout)
@@ -155,7 +162,7 @@ def _write_objects(
     checkout: Checkout,
 ) -> None:
     names: frozenset[bytes] = frozenset() if lacking is None else lacking.names
-    paths = {entry.member.path for entry in entries}
+    paths = {entry.path for entry in entries}
     gone = [
         name
         for name in reference.objects - names
@@ -178,10 +185,10 @@ def unpack_objects(
     """Make a layer at ``work`` of the objects alone that the source with ``entries``, unpacked at
     ``trees`` (top first), left out; call it through ``idmap.call_mapped``.
     """
-    by_path = {entry.member.path: entry.member for entry in entries}
+    by_path = {entry.path: entry for entry in entries}
     way = OBJECTS.encode().split(b"/")
-    members = [by_path[b"/".join(way[:length])] for length in range(1, len(way) + 1)]
-    archive.lay_out(_Made(Difference(members, entries, {})), work, idmap=idmap)
+    made = [by_path[b"/".join(way[:length])] for length in range(1, len(way) + 1)]
+    archive.lay_out(_Made(made, lambda _: {}), work, idmap=idmap)
     with Checkout(trees) as checkout:
         lacking = missing(_paths(entries), checkout)
         if lacking is not None:
@@ -200,48 +207,42 @@ def difference(stream: BinaryIO, reference: Reference, archive_name: str) -> Dif
     held = 0
     try:
         for member in reader:
-            content = ""
+            entry = Entry.of(member)
             if member.kind is Kind.FILE:
                 digest = hashlib.sha256()
-                before = reference.entries.get(member.path)
                 chunks: list[bytes] = []
                 for chunk in reader.content():
                     digest.update(chunk)
                     chunks.append(chunk)
                     if len(chunks) > _MOST_BYTES >> 20:
                         raise TooDifferent
-                content = digest.hexdigest()
-                if before != Entry(member, content) and content not in contents:
-                    contents[content] = b"".join(chunks)
+                entry = entry._replace(content=digest.hexdigest())
+                if reference.entries.get(entry.path) != entry and entry.content not in contents:
+                    contents[entry.content] = b"".join(chunks)
                     held += member.size
                     if held > _MOST_BYTES:
                         raise TooDifferent
-            entries.append(Entry(member, content))
+            entries.append(entry)
     except Malformed as error:
         raise UnsafeArchive(archive_name, os.fsdecode(error.member), error.reason) from None
-    return compare(entries, reference, contents)
+    return compare(entries, reference, lambda _: contents)
 
 
-def compare(
-    entries: Sequence[Entry], reference: Reference, contents: Mapping[str, bytes]
-) -> Difference:
-    """The difference of a listing from ``reference``; raises ``TooDifferent``."""
-    by_path = {entry.member.path: entry for entry in entries}
-    folders = {path for path, entry in by_path.items() if entry.member.kind is Kind.DIRECTORY}
+def compare(entries: Sequence[Entry], reference: Reference, fetch: Fetch) -> Difference:
+    """The difference of a listing from ``reference``; raises ``TooDifferent``. ``fetch`` is asked
+    for what the pool lacks.
+    """
+    by_path = {entry.path: entry for entry in entries}
+    folders = {path for path, entry in by_path.items() if entry.type is Kind.DIRECTORY}
     folders.add(b"")
     if len(by_path) != len(entries) or not all(_is_simple(path, folders) for path in by_path):
         raise TooDifferent
-    if any(entry.member.kind is Kind.HARD_LINK for entry in entries):
+    if any(entry.type is Kind.HARD_LINK for entry in entries):
         raise TooDifferent
-    changed = {
-        path: entry.member
-        for path, entry in by_path.items()
-        if entry.member.kind is not Kind.DIRECTORY and reference.entries.get(path) != entry
-    }
     # A directory tells only of itself: it is made again where something in it is, or it is new.
-    for path, entry in by_path.items():
-        if entry.member.kind is Kind.DIRECTORY and reference.entries.get(path) != entry:
-            changed[path] = entry.member
+    changed = {path for path, entry in by_path.items() if reference.entries.get(path) != entry}
+    if sum(by_path[path].size for path in changed) > _MOST_BYTES:
+        raise TooDifferent
     gone = _gone(by_path, reference)
     if len(changed) + len(gone) > _MOST * len(by_path):
         raise TooDifferent
@@ -249,10 +250,10 @@ def compare(
     for path in [*needed, *gone]:
         while (path := path.rpartition(b"/")[0]) and path not in needed:
             needed.add(path)
-    members = [by_path[path].member for path in needed if path in by_path]
-    members += [_whiteout(path, entries[0].member) for path in gone]
-    members.sort(key=lambda member: member.path)
-    return Difference(members, entries, contents)
+    made = [by_path[path] for path in needed if path in by_path]
+    made += [_whiteout(path, entries[0]) for path in gone]
+    made.sort(key=lambda entry: entry.path)
+    return Difference(made, entries, fetch)
 
 
 def _is_simple(path: bytes, folders: Collection[bytes]) -> bool:
@@ -272,7 +273,7 @@ def _gone(by_path: Mapping[bytes, Entry], reference: Reference) -> list[bytes]:
             continue  # it has objects that are made here
         parent = path.rpartition(b"/")[0]
         above = by_path.get(parent)
-        stays = above is not None and above.member.kind is Kind.DIRECTORY
+        stays = above is not None and above.type is Kind.DIRECTORY
         if not parent or stays or _is_fan(parent):
             gone.append(path)
     return gone
@@ -283,47 +284,46 @@ def _is_fan(path: bytes) -> bool:
     return path.rpartition(b"/")[0] == OBJECTS.encode() and len(path) == len(OBJECTS) + 3
 
 
-def _whiteout(path: bytes, like: Member) -> Member:
+def _whiteout(path: bytes, like: Entry) -> Entry:
     parent, slash, name = path.rpartition(b"/")
-    return replace(
-        like,
-        path=parent + slash + WHITEOUT_PREFIX + name,
-        kind=Kind.FILE,
-        mode=0,
-        uid=0,
-        gid=0,
-        size=0,
-        target=b"",
-        xattrs={},
-    )
+    marker = parent + slash + WHITEOUT_PREFIX + name
+    return Entry(marker, Kind.FILE, 0, 0, 0, like.mtime, b"", 0, "", {})
 
 
 class _Made:
-    """Members of a difference, as ``archive.lay_out`` takes them."""
+    """Members that are made up, as ``archive.lay_out`` takes them."""
 
-    def __init__(self, found: Difference) -> None:
-        self._members = found.members
-        self._digests = {entry.member.path: entry.content for entry in found.entries}
-        self._contents = found.contents
-        self._current = b""
+    def __init__(self, entries: Sequence[Entry], fetch: Fetch) -> None:
+        self._entries = entries
+        self._fetch = fetch
+        self._contents: Mapping[str, bytes] = {}
+        self._digest = ""
+
+    def prepare(self, pool: Pool) -> None:
+        """Get what ``pool`` lacks, at once."""
+        self._contents = self._fetch(
+            {entry.content for entry in self._entries if entry.content and not pool.has(entry)}
+        )
 
     def __iter__(self) -> Iterator[Member]:
-        for member in self._members:
-            self._current = member.path
-            yield member
+        for entry in self._entries:
+            self._digest = entry.content
+            yield entry.member
 
     def content(self) -> Iterator[bytes]:
         """The content of the current member."""
-        yield self._contents[self.last()]
+        if self._digest not in self._contents:  # it left the pool meanwhile
+            self._contents = {**self._contents, **self._fetch({self._digest})}
+        yield self._contents[self._digest]
 
     def last(self) -> str:
         """The digest of the current member."""
-        return self._digests[self._current]
+        return self._digest
 
 
 def _paths(entries: Collection[Entry]) -> frozenset[str]:
-    return frozenset(os.fsdecode(entry.member.path) for entry in entries)
+    return frozenset(os.fsdecode(entry.path) for entry in entries)
 
 
 def _date(entries: Sequence[Entry]) -> int:
-    return entries[0].member.mtime // 1_000_000_000 if entries else 0
+    return entries[0].mtime // 1_000_000_000 if entries else 0

@@ -10,7 +10,7 @@ import hashlib
 import io
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
@@ -21,6 +21,7 @@ from minisandbox import archive, keys
 from minisandbox.closing import Closing
 from minisandbox.errors import LayerDamaged, UnsafeArchive
 from minisandbox.store.faults import StoreUnusable
+from minisandbox.store.listing import Entry
 from minisandbox.store.packs.catalogue import Pack, PackDamaged
 from minisandbox.store.packs.reading import PackReader
 
@@ -140,6 +141,27 @@ class LayerOfPack(StoredLayer):
     def unchecked(self, copy: Copy | None = None) -> io.RawIOBase:
         parts = self._reader.tar(self._layer)
         return _Joined(parts if copy is None else _compressing(parts, copy))
+
+    def entries(self) -> Sequence[Entry]:
+        """Its members, at no reading of their contents; raises ``LayerDamaged`` and
+        ``StoreUnusable``.
+        """
+        with self._said():
+            return self._reader.entries(self._layer)
+
+    def contents(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
+        """See ``Store.contents``."""
+        with self._said():
+            yield from self._reader.contents(self._layer, wanted)
+
+    @contextmanager
+    def _said(self) -> Generator[None]:
+        try:
+            yield
+        except PackDamaged as error:
+            raise LayerDamaged(self.digest, self.path, error.about(self.path)) from error
+        except OSError as error:
+            raise StoreUnusable("read", self.path, error) from error
 
 
 class _Decompressed(io.RawIOBase):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +26,8 @@ from minisandbox.store.objects import Checkout, Writer, missing
 from minisandbox.store.packed import Store
 from minisandbox.store.pool import Pool
 from minisandbox.store.scratch import scratch_directory
-from minisandbox.store.sources import Pools, Reference
-from minisandbox.store.streams import StoredLayer
+from minisandbox.store.sources import Difference, Pools, Reference
+from minisandbox.store.streams import LayerOfPack, StoredLayer
 
 #: How many layers the processes of a node unpack at once: more only makes disks seek.
 DEFAULT_SLOTS = 2
@@ -120,7 +120,7 @@ class NodeStore:
             recording = Recording(Reader(stream))
             for _ in recording:
                 pass
-        paths = frozenset(os.fsdecode(entry.member.path) for entry in recording.entries)
+        paths = frozenset(os.fsdecode(entry.path) for entry in recording.entries)
         with _said_of(layer), Checkout(trees) as checkout:
             lacking = missing(paths, checkout)
         if lacking is None or not lacking.names:
@@ -244,8 +244,7 @@ class NodeStore:
 
     def _unpack_difference(self, layer: StoredLayer, work: Path, reference: Reference) -> None:
         try:
-            with layer.tar() as stream:
-                found = sources.difference(stream, reference, str(layer.path))
+            found = _difference(layer, reference)
         except sources.TooDifferent:
             self._unpack_whole(layer, work)
             return
@@ -329,6 +328,21 @@ class NodeStore:
 
 #: Makes a layer: the stored one, and the directory to make.
 _Unpack = Callable[[StoredLayer, Path], None]
+
+
+def _difference(layer: StoredLayer, reference: Reference) -> Difference:
+    """What a layer has that ``reference`` has not, as cheaply as it is to be had."""
+    if not isinstance(layer, LayerOfPack):
+        with layer.tar() as stream:
+            return sources.difference(stream, reference, str(layer.path))
+
+    def fetch(wanted: Collection[str]) -> Mapping[str, bytes]:
+        pieces: dict[str, list[bytes]] = {}
+        for name, piece in layer.contents(wanted):
+            pieces.setdefault(name, []).append(piece)
+        return {name: b"".join(parts) for name, parts in pieces.items()}
+
+    return sources.compare(layer.entries(), reference, fetch)
 
 
 @contextmanager

@@ -14,10 +14,10 @@ import sys
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from minisandbox.archive.members import Kind, Member, encode_header
 from minisandbox.archive.reading import Reader
+from minisandbox.store.listing import Entry
 
 #: Stands for "no content": directories, links, and files without a byte.
 NO_CONTENT = 0xFFFF_FFFF
@@ -30,26 +30,6 @@ _KEPT = struct.Struct("<II")
 _KINDS = {kind.value[0]: kind for kind in Kind}
 _LINKS = (Kind.HARD_LINK, Kind.SYMLINK)
 _END = bytes(1024)
-
-
-class Entry(NamedTuple):
-    """One member of a layer, as it is in the tar: nobody has checked that its path is harmless.
-
-    ``path`` has no trailing slash; ``mtime`` is nanoseconds since the epoch; ``linkname`` is where
-    a symbolic link points, or the earlier member that a hard link is; ``content`` is the SHA-256
-    of a regular file in hex, else empty.
-    """
-
-    path: bytes
-    type: Kind
-    mode: int
-    uid: int
-    gid: int
-    mtime: int
-    linkname: bytes
-    size: int
-    content: str
-    xattrs: Mapping[bytes, bytes]
 
 
 @dataclass
