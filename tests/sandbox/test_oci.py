@@ -384,6 +384,22 @@ def test_a_relative_folder_is_one_of_here(
     assert imported.entrypoint == ("/opt/services/start-all",)
 
 
+def test_layers_in_packs_are_the_same_content(project: PackedProject, place: Path) -> None:
+    cache, (name, other) = project.cache(), project.names
+    export_instances(cache, [name, other], place / "loose")
+    shutil.copytree(project.store.root, place / "packed")
+    cache.store = Store(place / "packed")
+    assert main(["store", "pack", "--store", str(place / "packed")]) == 0
+    # Some layers of a pack lie no longer beside it.
+    assert not all(cache.store.path(layer.digest).exists() for layer in cache.row(name).layers)
+    for target in ("first", "second"):
+        export_instances(cache, [name, other], place / target)
+    assert (place / "first/index.json").read_bytes() == (place / "second/index.json").read_bytes()
+    reference = tag_of(name)
+    loose, packed = (take(place, place / way, reference=reference) for way in ("loose", "first"))
+    assert loose.layers == packed.layers
+
+
 def test_gzip_is_the_same_content(project: PackedProject, place: Path) -> None:
     cache, name = project.cache(), project.names[0]
     for compression in ("zstd", "gzip"):
