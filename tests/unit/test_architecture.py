@@ -1,6 +1,6 @@
 """The arrows between the modules of the package, read from the source itself.
 
-errors, atomic, closing, records, keys, linux, idmap <- process, archive, pipconfig
+errors, atomic, closing, records, keys, sizes, linux, idmap <- process, archive, pipconfig
 <- store, sandbox <- runtime <- evaluate, oci <- build <- cli. Beside cli are integrations: one
 module an ecosystem, which nothing here imports. Stages of the pipeline meet in records on disk and
 never import each other.
@@ -33,6 +33,7 @@ LAYERS: tuple[frozenset[str], ...] = (
             "mounts",
             "namespaces",
             "removal",
+            "sizes",
         }
     ),
     frozenset({"process", "archive", "pipconfig"}),

@@ -18,6 +18,7 @@ from minisandbox.cli.waiting import waiting_line
 from minisandbox.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, InvalidInput
 from minisandbox.records import codec
 from minisandbox.records.manifest import ManifestRow, Tally
+from minisandbox.sizes import readable_size
 
 if TYPE_CHECKING:
     from minisandbox.runtime import Instance
@@ -120,9 +121,7 @@ def list_instances(arguments: argparse.Namespace) -> int:
             lines.append(_line(row))
     counts = tally.counts
     if not arguments.json:
-        _print_table(
-            [("INSTANCE", "STATUS", "PYTHON", "LAYERS", "TESTS", "GOLD", "REASON"), *lines]
-        )
+        print_table([("INSTANCE", "STATUS", "PYTHON", "LAYERS", "TESTS", "GOLD", "REASON"), *lines])
         print(f"\n{counts}")
     return EXIT_FAILED if arguments.strict and counts.failed else EXIT_OK
 
@@ -142,16 +141,8 @@ def _line(row: ManifestRow) -> tuple[str, ...]:
     return (row.instance_id, row.status, row.python or "-", size, tests, gold, reason)
 
 
-def readable_size(size: float) -> str:
-    """Bytes as people read them, in powers of 1000 as storage is sold."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
-def _print_table(rows: list[tuple[str, ...]]) -> None:
+def print_table(rows: list[tuple[str, ...]]) -> None:
+    """Columns as wide as their widest cell; the first row is their heads."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         print(

@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minisandbox.cli.caches import readable_size
 from minisandbox.cli.subparsers import Subparsers
 from minisandbox.errors import EXIT_OK, InvalidInput
+from minisandbox.sizes import readable_size
 
 if TYPE_CHECKING:
     from minisandbox.runtime import Cache
