@@ -26,7 +26,9 @@ def add(store, tree="tree"):
     return store.add("environment", place / tree, date=1_600_000_000, idmap=idmap)
 
 def files(root):
-    return sorted(path for path in root.rglob("*") if not path.is_dir() and path.suffix != ".lock")
+    # All but locks.
+    found = (path for path in root.rglob("*") if not path.is_dir() and path.suffix != ".lock")
+    return sorted(path for path in found if path.parent.name != "uses")
 
 def refused(action, number):
     try:

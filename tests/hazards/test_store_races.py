@@ -100,10 +100,10 @@ def test_eight_processes_ask_for_the_same_layer(
     assert leftovers(place) == []
 
 
-def test_processes_ask_for_different_layers_with_one_slot(
+def test_processes_ask_for_different_layers_of_which_each_exceeds_the_budget(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MINISANDBOX_UNPACK_SLOTS", "1")
+    monkeypatch.setenv("MINISANDBOX_IO_BUDGET", "1MB")
     store, node = Store(place / "store", level=1), NodeStore(place / "node", IDMAP)
     trees = [make_tree(place / f"tree-{seed}", seed) for seed in range(4)]
     refs = [store.add("instance", tree, date=DATE, idmap=IDMAP) for tree in trees]
@@ -208,6 +208,11 @@ def test_lock_file_of_a_dead_process_holds_nobody_up(
     node = NodeStore(place / "node", IDMAP)
     locks = node.scratch.parent / "locks"
     locks.mkdir()
-    for name in (ref.digest.removeprefix("sha256:"), "slot-0", "slot-1"):
-        (locks / f"{name}.lock").write_text("pid 1 on another-host\n")
+    budget, uses = node.root / "budget", locks.with_name("uses")
+    for folder in (budget, uses):
+        folder.mkdir()
+    name = ref.digest.removeprefix("sha256:")
+    tokens = [budget / f"token-{number:02}.lock" for number in range(32)]
+    for path in (locks / f"{name}.lock", uses / name, budget / "turn.lock", *tokens):
+        path.write_text("pid 1 on another-host\n")
     assert content(node.ensure(store, ref.digest)) == expected

@@ -11,7 +11,7 @@ import pytest
 
 CLONE = Path(__file__).parents[2]
 INDEX = (CLONE / "tests/hazards/README.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| ([A-D]\d+(?:, [A-D]\d+)*) \|.*\| (.*) \|$", INDEX, re.MULTILINE)
+ROWS = re.findall(r"^\| ([A-DH]\d+(?:, [A-DH]\d+)*) \|.*\| (.*) \|$", INDEX, re.MULTILINE)
 
 
 @cache

@@ -194,14 +194,15 @@ def test_work_of_one_layer_with_a_long_path(place: Path, tree: Path, idmap: IdMa
     assert (node.ensure(store, ref.digest) / "opt/data").is_file()
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "two", ""])
-def test_number_of_slots_is_checked(
-    place: Path, tree: Path, idmap: IdMap, monkeypatch: pytest.MonkeyPatch, text: str
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1 parsec"])
+@pytest.mark.parametrize("name", ["MINISANDBOX_IO_BUDGET", "MINISANDBOX_NODE_STORE_SIZE"])
+def test_sizes_of_the_environment_are_checked(
+    place: Path, tree: Path, idmap: IdMap, monkeypatch: pytest.MonkeyPatch, name: str, text: str
 ) -> None:
     store, node = Store(place / "store"), NodeStore(place / "node", idmap)
     ref = store.add("environment", tree, date=DATE, idmap=idmap)
-    monkeypatch.setenv("MINISANDBOX_UNPACK_SLOTS", text)
-    with pytest.raises(InvalidInput, match="MINISANDBOX_UNPACK_SLOTS"):
+    monkeypatch.setenv(name, text)
+    with pytest.raises(InvalidInput, match=name):
         node.ensure(store, ref.digest)
 
 

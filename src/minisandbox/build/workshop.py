@@ -134,18 +134,19 @@ class Workshop:
         variables["PATH"] += f":{TOOLS}/bin"
         node = NodeStore(default_node_root())
         self._node = node
-        stacked = stack(layers, store=store, node=node)
         log.parent.mkdir(parents=True, exist_ok=True)
-        self.sandbox = Sandbox.start(
-            stacked.layers,
-            base=stacked.base,
-            scratch=node.scratch,
-            idmap=node.idmap,
-            profile=self.profile,
-            env=variables,
-            cwd="/",
-            name=name,
-        )
+        with stack(layers, store=store, node=node) as stacked:
+            self.sandbox = Sandbox.start(
+                stacked.layers,
+                base=stacked.base,
+                scratch=node.scratch,
+                idmap=node.idmap,
+                profile=self.profile,
+                env=variables,
+                cwd="/",
+                name=name,
+                lease=stacked.lease,
+            )
         try:
             access = index if network == "index" else None
             self._egress = Egress(self.sandbox, access, watch=self.profile.watch)

@@ -192,9 +192,11 @@ class _Exporting:
     def _layers(self, row: ManifestRow) -> list[_Packed]:
         """The layers of an image, bottom first; a folder joins them by ``_pack``."""
         stored = [_Packed(layer.kind, layer.digest, self._cache.store) for layer in row.layers]
-        if objects := git_objects(row.layers, store=self._cache.store, node=self._cache.node):
-            place = next(at for at, layer in enumerate(stored) if layer.kind == "source")
-            stored.insert(place + 1, self._pack("source", objects, archive.EARLIEST_DATE))
+        store, node = self._cache.store, self._cache.node
+        with node.lease() as lease:
+            if objects := git_objects(row.layers, store=store, node=node, lease=lease):
+                place = next(at for at, layer in enumerate(stored) if layer.kind == "source")
+                stored.insert(place + 1, self._pack("source", objects, archive.EARLIEST_DATE))
         height = sum(layer.kind == "base" for layer in stored)
         above = self._once("services", _write_start_all) if has_services(row.layers) else None
         layers = [*stored[:height], self._once("skeleton", _write_skeleton), *stored[height:]]

@@ -19,7 +19,7 @@ from minisandbox.records.image import ImageRecord
 from minisandbox.runtime.cache import store_of
 from minisandbox.runtime.stack import Report
 from minisandbox.sandbox import Profile, Sandbox, arguments
-from minisandbox.store import NodeStore, Store, default_node_root
+from minisandbox.store import Lease, NodeStore, Store, default_node_root
 
 #: Below the results folder, a file an image.
 FOLDER = "images"
@@ -90,30 +90,38 @@ class Image:
         arguments.instance_of("profile", profile, Profile)
         record, node = self.record, self.node
         runs_as = self._user(user)
-        folders: dict[str, Path] = {}
-        for part in record.layers:
-            layer = part.layer
-            if not node.path(layer.digest).is_dir():
-                report(f"unpacking an image layer, {layer.unpacked_size / 1e6:,.0f} MB")
-            # An overlay takes no directory twice. All that a layer says, it says where it is last.
-            folders.pop(layer.digest, None)
-            folders[layer.digest] = node.ensure(self.store, layer.digest)
         owned = sum(part.owned for part in record.layers)
         if node.idmap.count == 1 and owned:
             report(f"{owned} files of other users are root's: this user has a single id")
-        return Sandbox.start(
-            # Above an empty base: what the image has is as the image has it, and what engines bring
-            # to every image (/etc/hosts, ...) lies above it.
-            (*folders.values(), _site(node, profile)),
-            base=(),
-            scratch=node.scratch,
-            idmap=node.idmap,
-            profile=profile,
-            env={**record.env, **variables},
-            cwd=cwd or record.workdir,
-            user=runs_as,
-            name=record.name,
-        )
+        with node.lease() as lease:
+            folders = self._unpack(lease, report)
+            return Sandbox.start(
+                # Above an empty base: what the image has is as the image has it, and what engines
+                # bring to every image (/etc/hosts, ...) lies above it.
+                (*folders, _site(node, profile, lease)),
+                base=(),
+                scratch=node.scratch,
+                idmap=node.idmap,
+                profile=profile,
+                env={**record.env, **variables},
+                cwd=cwd or record.workdir,
+                user=runs_as,
+                name=record.name,
+                lease=lease,
+            )
+
+    def _unpack(self, lease: Lease, report: Report) -> tuple[Path, ...]:
+        folders: dict[str, Path] = {}
+        for part in self.record.layers:
+            layer = part.layer
+            if not self.node.path(layer.digest).is_dir():
+                report(f"unpacking an image layer, {layer.unpacked_size / 1e6:,.0f} MB")
+            # An overlay takes no directory twice. All that a layer says, it says where it is last.
+            folders.pop(layer.digest, None)
+            folders[layer.digest] = self.node.ensure(
+                self.store, layer.digest, size=layer.unpacked_size, lease=lease
+            )
+        return tuple(folders.values())
 
     def _user(self, chosen: str | int | None) -> str | int | None:
         if chosen is not None:
@@ -152,7 +160,7 @@ def open_image(
     return Image(record, Store(Path(store) if store else store_of(folder)))
 
 
-def _site(node: NodeStore, profile: Profile) -> Path:
+def _site(node: NodeStore, profile: Profile, lease: Lease) -> Path:
     """A layer with the files that tell a program where it is."""
     resolv = "# this sandbox has no name servers\n"
     if profile.network == "host":
@@ -178,4 +186,5 @@ def _site(node: NodeStore, profile: Profile) -> Path:
             if node.idmap.kind == "root":
                 os.chown(path, node.idmap.host_uid(0), node.idmap.host_gid(0))
 
-    return node.derive(f"site-{keys.short(keys.digest_of([_SITE_VERSION, texts]), 32)}", fill)
+    name = f"site-{keys.short(keys.digest_of([_SITE_VERSION, texts]), 32)}"
+    return node.derive(name, fill, lease=lease)

@@ -180,22 +180,23 @@ def start_instance(
     """Unpack what this node lacks and start a sandbox on it; raises what ``NodeStore.ensure`` and
     ``Sandbox.start`` do. ``report`` is told what takes long.
     """
-    stacked = stack(layers, store=store, node=node, report=report)
     profile = profile or Profile()
-    # The layer's content is not trusted. What lies in its ``.git`` (an index or objects that are
-    # links) is only ever read inside, after the root has changed; ``.git`` itself is looked up on
-    # the host.
-    base = _pristine_git(layers, node)
-    sandbox = Sandbox.start(
-        stacked.layers,
-        base=stacked.base,
-        scratch=node.scratch,
-        idmap=node.idmap,
-        profile=replace(profile, binds=(*profile.binds, *base)),
-        env={**environment_variables(profile.network), **(env or {})},
-        cwd=TESTBED,
-        name=name,
-    )
+    with stack(layers, store=store, node=node, report=report) as stacked:
+        # The layer's content is not trusted. What lies in its ``.git`` (an index or objects that
+        # are links) is only ever read inside, after the root has changed; ``.git`` itself is looked
+        # up on the host.
+        base = _pristine_git(layers, node)
+        sandbox = Sandbox.start(
+            stacked.layers,
+            base=stacked.base,
+            scratch=node.scratch,
+            idmap=node.idmap,
+            profile=replace(profile, binds=(*profile.binds, *base)),
+            env={**environment_variables(profile.network), **(env or {})},
+            cwd=TESTBED,
+            name=name,
+            lease=stacked.lease,
+        )
     serves = has_services(layers)
     return _serving(
         Instance(sandbox, head_tree=head_tree, store=store, idmap=node.idmap, serves=serves)

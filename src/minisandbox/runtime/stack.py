@@ -14,14 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from minisandbox import keys
+from minisandbox.closing import Closing
 from minisandbox.errors import MiniSandboxError
 from minisandbox.idmap import IdMap, call_mapped
 from minisandbox.records.layer import LayerRef
 from minisandbox.sandbox import Profile, Sandbox
-from minisandbox.store import NodeStore, Store
+from minisandbox.store import Lease, NodeStore, Store, derived_name
 
 #: Below it, one directory a version holds the interpreter.
 PYTHONS = "opt/python"
@@ -50,13 +50,22 @@ class CompilingFailed(MiniSandboxError):
         )
 
 
-class Stack(NamedTuple):
+class Stack(Closing):
     """Directories of layers, bottom first: those of a packed base, without which the host is the
-    base, and those above it.
+    base, and those above it. They stay in the node store until it is closed, and longer where a
+    sandbox was started with its ``lease``.
     """
 
-    base: tuple[Path, ...] | None
-    layers: tuple[Path, ...]
+    def __init__(
+        self, base: tuple[Path, ...] | None, layers: tuple[Path, ...], lease: Lease
+    ) -> None:
+        self.base = base
+        self.layers = layers
+        self.lease = lease
+
+    def close(self) -> None:
+        """Need them no longer."""
+        self.lease.close()
 
 
 def stack(
@@ -67,40 +76,58 @@ def stack(
     ``report`` is called before a layer is unpacked or compiled, not for what is there.
     Raises what ``NodeStore.ensure`` and ``Sandbox.start`` raise.
     """
+    lease = node.lease()
+    try:
+        return _stack(layers, store, node, report or (lambda _: None), lease)
+    except BaseException:
+        lease.close()
+        raise
+
+
+def _stack(
+    layers: Sequence[LayerRef], store: Store, node: NodeStore, report: Report, lease: Lease
+) -> Stack:
     base: list[Path] = []
     folders: list[Path] = []
     interpreter: LayerRef | None = None
     group = _group(layers)
     seen: Counter[str] = Counter()
-    report = report or (lambda _: None)
     for layer in layers:
+        size = layer.unpacked_size
         if not unpacked(layer, node):
-            report(f"unpacking the {layer.kind} layer, {layer.unpacked_size / 1e6:,.0f} MB")
+            report(f"unpacking the {layer.kind} layer, {size / 1e6:,.0f} MB")
         if layer.kind == "source":
-            folders.extend(node.ensure_source(store, layer.digest, group=group))
+            folders.extend(
+                node.ensure_source(store, layer.digest, group=group, size=size, lease=lease)
+            )
         else:
             # No two layers of a stack may share files, and some kinds come more than once.
             pool = f"{layer.kind}-{seen[layer.kind]}"
-            folder = node.ensure(store, layer.digest, pool=pool)
+            folder = node.ensure(store, layer.digest, pool=pool, size=size, lease=lease)
             (base if layer.kind == "base" else folders).append(folder)
         seen[layer.kind] += 1
         if layer.kind == "interpreter":
             interpreter = layer
         if interpreter is not None and layer.kind in _COMPILED:
-            below = Stack(tuple(base) or None, tuple(folders))
+            below = Stack(tuple(base) or None, tuple(folders), lease)
             folders.append(_byte_code(layer, interpreter, below, node, report))
-    return Stack(tuple(base) or None, tuple(folders))
+    return Stack(tuple(base) or None, tuple(folders), lease)
 
 
-def git_objects(layers: Sequence[LayerRef], *, store: Store, node: NodeStore) -> Path | None:
+def git_objects(
+    layers: Sequence[LayerRef], *, store: Store, node: NodeStore, lease: Lease
+) -> Path | None:
     """The objects that the source layer among ``layers`` leaves for nodes to make, as the directory
-    of a layer above it; None where there are none. Raises what ``NodeStore.ensure`` raises.
+    of a layer above it; None where there are none. It stays until ``lease`` is closed. Raises what
+    ``NodeStore.ensure`` raises.
     """
     source = next((layer for layer in layers if layer.kind == "source"), None)
     if source is None:
         return None
-    node.ensure_source(store, source.digest, group=_group(layers))
-    return node.objects(store, source.digest)
+    node.ensure_source(
+        store, source.digest, group=_group(layers), size=source.unpacked_size, lease=lease
+    )
+    return node.objects(store, source.digest, lease=lease)
 
 
 def _group(layers: Sequence[LayerRef]) -> str:
@@ -120,7 +147,7 @@ def _byte_code(
     layer: LayerRef, interpreter: LayerRef, below: Stack, node: NodeStore, report: Report
 ) -> Path:
     """The byte-code of one layer, made by an interpreter from a layer below it."""
-    name = f"bytecode-{keys.short(layer.digest, 32)}-{keys.short(interpreter.digest, 16)}"
+    name = derived_name("bytecode", layer.digest, interpreter.digest)
 
     def fill(work: Path) -> None:
         report(f"compiling byte-code of the {layer.kind} layer, once on this machine")
@@ -132,6 +159,7 @@ def _byte_code(
             idmap=node.idmap,
             profile=profile,
             name=name,
+            lease=below.lease,
         ) as sandbox:
             # Exits with 1 if a single file does not compile; packages ship templates and bad
             # examples.
@@ -145,7 +173,7 @@ def _byte_code(
                 raise CompilingFailed(layer, result.exit_code, result.text.strip()[-200:])
             _take(sandbox.seal(), work, node.idmap)
 
-    return node.derive(name, fill)
+    return node.derive(name, fill, lease=below.lease)
 
 
 def _take(upper: Path, work: Path, idmap: IdMap) -> None:

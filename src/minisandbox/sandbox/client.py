@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from minisandbox.closing import Closing
+from minisandbox.closing import Closing, Shared
 from minisandbox.errors import InvalidInput
 from minisandbox.idmap import IdMap, current
 from minisandbox.sandbox import arguments, capture, exchange, terminal
@@ -53,6 +53,7 @@ class _Options:
     profile: Profile
     start_timeout: float
     base: tuple[Path, ...] | None
+    lease: Shared | None
 
 
 class Sandbox(Closing):
@@ -80,11 +81,12 @@ class Sandbox(Closing):
         self._requests = Requests(self._env, cwd, user, self._lock)
         #: What snapshots left of this sandbox's changes, oldest first.
         self._kept = tuple(part.retain() for part in kept)
+        if options.lease is not None:
+            options.lease.retain()
         try:
             self._requests.link = self._launch(self._kept)
         except BaseException:
-            for part in self._kept:
-                part.release()
+            self._let_go_of(self._kept)
             raise
         self.name = self._requests.name = name or self._link.box.name
 
@@ -102,6 +104,7 @@ class Sandbox(Closing):
         user: str | int | None = None,
         name: str = "",
         start_timeout: float = 120.0,
+        lease: Shared | None = None,
     ) -> Sandbox:
         """Start a sandbox over unpacked ``layers`` (bottom first) and a base: the unpacked layers
         of ``base``, or the host's /usr without any.
@@ -109,8 +112,9 @@ class Sandbox(Closing):
         ``scratch`` is an existing directory on a local file system; the sandbox makes one directory
         of its own there, removes it when it closes, and removes what killed ones left. ``env`` is
         added to ``DEFAULT_ENV`` for every command, and ``user`` is who runs those that name nobody
-        (root unless given). Raises ``HostUnsupported`` where the kernel refuses something, and
-        ``InvalidInput`` for layers that cannot be stacked.
+        (root unless given). ``lease`` is retained as long as something stands on the layers: this
+        sandbox, its snapshots, and what was started from them. Raises ``HostUnsupported`` where the
+        kernel refuses something, and ``InvalidInput`` for layers that cannot be stacked.
         """
         patience = arguments.seconds("start_timeout", start_timeout)
         if patience is None or not 0 < patience <= LONGEST_WAIT:
@@ -129,6 +133,7 @@ class Sandbox(Closing):
                 profile,
                 patience,
                 None if base is None else _directories("base", base),
+                lease,
             ),
             {**DEFAULT_ENV, **arguments.variables("env", env)},
             arguments.text("cwd", cwd),
@@ -473,7 +478,14 @@ class Sandbox(Closing):
         )
 
     def _snapshot(self, kept: tuple[Kept, ...], way: SnapshotWay, started: float) -> Snapshot:
-        return Snapshot(self._layers, kept, way, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        return Snapshot(self._layers, kept, way, seconds, self._options.lease)
+
+    def _let_go_of(self, kept: tuple[Kept, ...]) -> None:
+        for part in kept:
+            part.release()
+        if self._options.lease is not None:
+            self._options.lease.release()
 
     def _seal_upper(self) -> None:
         try:
@@ -564,8 +576,7 @@ class Sandbox(Closing):
                 pass  # its server was killed: the next start in this scratch directory cleans up
             for thing in held:
                 thing.forget("the sandbox was closed")
-        for part in kept:
-            part.release()
+        self._let_go_of(kept)
 
     def _exit_code(self, ended: capture.Ended, token: str) -> int:
         if ended.timed_out:

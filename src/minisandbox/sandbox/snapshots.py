@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from minisandbox.closing import Closing
+from minisandbox.closing import Closing, Shared
 from minisandbox.sandbox.connection import Server
 
 #: ``sealed``: nothing ran, so the upper directory was left as it is, and the sandbox goes on above
@@ -65,12 +65,18 @@ class Snapshot(Closing):
     """
 
     def __init__(
-        self, layers: Sequence[Path], kept: Sequence[Kept], way: SnapshotWay, seconds: float
+        self,
+        layers: Sequence[Path],
+        kept: Sequence[Kept],
+        way: SnapshotWay,
+        seconds: float,
+        lease: Shared | None = None,
     ) -> None:
         self.layers = tuple(layers)
         self.way: SnapshotWay = way
         self.seconds = seconds
         self._kept = tuple(part.retain() for part in kept)
+        self._lease = lease.retain() if lease else None
         self._closed = False
 
     @property
@@ -96,6 +102,8 @@ class Snapshot(Closing):
             self._closed = True
             for part in self._kept:
                 part.release()
+            if self._lease is not None:
+                self._lease.release()
 
 
 @dataclass(frozen=True)

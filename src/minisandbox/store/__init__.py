@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from minisandbox.store.faults import StoreUnusable
+from minisandbox.store.leases import Lease
 from minisandbox.store.packed import Finding, Listing, Store
-from minisandbox.store.unpacked import NodeStore, default_node_root
+from minisandbox.store.unpacked import NodeStore, default_node_root, derived_name
 
-__all__ = ["Finding", "Listing", "NodeStore", "Store", "StoreUnusable", "default_node_root"]
+__all__ = [
+    "Finding",
+    "Lease",
+    "Listing",
+    "NodeStore",
+    "Store",
+    "StoreUnusable",
+    "default_node_root",
+    "derived_name",
+]

@@ -36,12 +36,12 @@ class StoreUnusable(MiniSandboxError):
     ``errno`` is the kernel's; the ``OSError`` is the cause.
     """
 
-    def __init__(self, operation: str, path: Path, error: OSError) -> None:
+    def __init__(self, operation: str, path: Path, error: OSError, *, remedy: str = "") -> None:
         self.operation = operation
         self.path = path
         self.errno = error.errno or 0
         reason = error.strerror or str(error)
-        remedy = _REMEDIES.get(self.errno, "")
+        remedy = remedy or _REMEDIES.get(self.errno, "")
         super().__init__(f"cannot {operation} {path}: {reason}" + (f"; {remedy}" if remedy else ""))
 
 

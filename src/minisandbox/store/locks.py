@@ -1,17 +1,13 @@
-"""Locks that are tried, not waited for: who may remove a left-over, who may unpack now."""
+"""Locks that are tried, not waited for: who may remove a left-over, what nobody uses."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
-import random
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-
-#: Seconds between two looks at the slots. ``flock`` cannot wait for one of several files.
-_POLL = 0.02
 
 
 def try_flock(fd: int) -> bool:
@@ -26,20 +22,22 @@ def try_flock(fd: int) -> bool:
 @contextmanager
 def tried(path: Path) -> Generator[bool]:
     """Hold the lock at ``path`` (created, never removed) if it is free; yields whether it was."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = open_lock(path)
     try:
         yield try_flock(fd)
     finally:
         os.close(fd)
 
 
-@contextmanager
-def slot(directory: Path, count: int) -> Generator[None]:
-    """Hold one of ``count`` slots that all processes with this ``directory`` share."""
-    while True:
-        for number in range(count):
-            with tried(directory / f"slot-{number}.lock") as held:
-                if held:
-                    yield
-                    return
-        time.sleep(_POLL * (0.5 + random.random()))
+def open_lock(path: Path) -> int:
+    """A descriptor of the lock file ``path``, made if missing, also where it is another user's."""
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        try:
+            return os.open(path, os.O_RDONLY | flags)
+        except OSError:
+            raise error from None  # that it cannot be made says more than that it is not there

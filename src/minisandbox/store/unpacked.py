@@ -6,22 +6,25 @@ Files in it belong to the ids of one map, hence one subdirectory a map.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minisandbox import archive, atomic, keys
 from minisandbox.archive.reading import Reader
-from minisandbox.errors import InvalidInput, LayerDamaged
+from minisandbox.errors import LayerDamaged
 from minisandbox.idmap import IdMap, current, remove_tree
+from minisandbox.sizes import size_limit
 from minisandbox.store import sources
+from minisandbox.store.budget import granted, io_budget
+from minisandbox.store.directories import make_passable, sync_file_system
 from minisandbox.store.faults import call_carrying, explained, reachable
+from minisandbox.store.leases import Lease
 from minisandbox.store.listing import Recording
-from minisandbox.store.locks import slot, tried
+from minisandbox.store.locks import tried
 from minisandbox.store.objects import Checkout, Writer, missing
 from minisandbox.store.packed import Store
 from minisandbox.store.pool import Pool
@@ -29,10 +32,8 @@ from minisandbox.store.scratch import scratch_directory
 from minisandbox.store.sources import Difference, Pools, Reference
 from minisandbox.store.streams import LayerOfPack, StoredLayer
 
-#: How many layers the processes of a node unpack at once: more only makes disks seek.
-DEFAULT_SLOTS = 2
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
+#: A source that is told against a reference counts as such a part of what it is unpacked.
+_DIFFERENCE = 8
 
 
 def default_node_root() -> Path:
@@ -51,13 +52,13 @@ class NodeStore:
     """Unpacked layers of this machine, in ``<root>/<idmap.key>``.
 
     ``layers`` and ``sources`` are named by digest, ``derived`` by what they are computed from;
-    ``pool`` holds what they share, ``locks`` what keeps processes apart.
+    ``pool`` holds what they share, ``locks`` and ``uses`` what keeps processes apart.
     """
 
     def __init__(self, root: Path, idmap: IdMap | None = None) -> None:
         self.idmap = current() if idmap is None else idmap
         self.root = root
-        self._base = root / self.idmap.key
+        self.base = root / self.idmap.key
         self._scratch: Path | None = None
         self._reference: Reference | None = None
 
@@ -68,16 +69,20 @@ class NodeStore:
         Beside the layers unless ``$MINISANDBOX_SCRATCH`` or their file system say otherwise.
         """
         if self._scratch is None or not self._scratch.is_dir():
-            self._scratch = scratch_directory(self._base, self.idmap.key, _make_passable)
+            self._scratch = scratch_directory(self.base, self.idmap.key, make_passable)
         return self._scratch
 
     def path(self, digest: str) -> Path:
         """Where the unpacked layer is or would be; raises ``ValueError`` for what is no digest."""
-        return self._base / "layers" / keys.hex_of(digest)
+        return self.base / "layers" / keys.hex_of(digest)
+
+    def lease(self) -> Lease:
+        """Holds nothing yet: hand it to what makes or finds directories that shall stay."""
+        return Lease(self.base / "uses")
 
     def source(self, digest: str) -> tuple[Path, ...]:
         """The directories of an unpacked source layer, bottom first; empty if it is not there."""
-        path = self._base / "sources" / keys.hex_of(digest)
+        path = self.base / "sources" / keys.hex_of(digest)
         if not path.is_dir():
             return ()
         try:
@@ -86,11 +91,20 @@ class NodeStore:
             return (path / sources.TREE,)
         return (path.with_name(below) / sources.TREE, path / sources.TREE)
 
-    def ensure(self, store: Store, digest: str, *, pool: str = "") -> Path:
+    def ensure(
+        self,
+        store: Store,
+        digest: str,
+        *,
+        pool: str = "",
+        size: int = 0,
+        lease: Lease | None = None,
+    ) -> Path:
         """The unpacked layer, made now unless it is there; any number of processes may ask at once.
 
         Its files are shared with those of other layers of the same ``pool``, of which no two may
-        lie in one stack; of none unless it has a name.
+        lie in one stack; of none unless it has a name. ``size`` is its bytes unpacked, as far as
+        they are known. It is not collected before ``lease`` is closed.
 
         Raises ``LayerMissing``, ``LayerDamaged``, ``UnsafeArchive``, ``HostUnsupported`` and
         ``StoreUnusable``; whatever happens, no part of a layer is ever returned or left behind. A
@@ -98,20 +112,38 @@ class NodeStore:
         """
         target = self.path(digest)
         unpack = functools.partial(self._unpack_layer, pool=pool)
-        return self._ensure(store, digest, target, unpack)
+        with self._held(lease) as held:
+            return self._ensure(_Wanted(store, digest, size), target, unpack, held)
 
-    def ensure_source(self, store: Store, digest: str, *, group: str = "") -> tuple[Path, ...]:
+    def ensure_source(
+        self,
+        store: Store,
+        digest: str,
+        *,
+        group: str = "",
+        size: int = 0,
+        lease: Lease | None = None,
+    ) -> tuple[Path, ...]:
         """Like ``ensure`` of a source layer: its directories, bottom first.
 
         Of the sources of one ``group`` the first is unpacked whole, of others what differs from it;
         without a group each is whole. Git's objects that the layer left out are made.
         """
-        target = self._base / "sources" / keys.hex_of(digest)
-        unpack = functools.partial(self._unpack_source, group=group)
-        self._ensure(store, digest, target, unpack)
-        return self.source(digest)
+        target = self.base / "sources" / keys.hex_of(digest)
+        with self._held(lease) as held:
+            unpack = functools.partial(self._unpack_source, group=group, lease=held)
+            if self._is_orphan(digest):
+                self._set_aside(digest, target)
+            if group and self._group(group).exists():
+                size //= _DIFFERENCE
+            self._ensure(_Wanted(store, digest, size), target, unpack, held)
+            found = self.source(digest)
+            with explained("use the node store", self.base):
+                # Until now it stayed because a source lies on it that is held: see ``collecting``.
+                held.add(found[0].parent.name)
+            return found
 
-    def objects(self, store: Store, digest: str) -> Path | None:
+    def objects(self, store: Store, digest: str, *, lease: Lease | None = None) -> Path | None:
         """A layer of the git objects that an unpacked source layer left out, for whoever cannot
         make them; None where it left none out. Raises what ``ensure`` does.
         """
@@ -138,32 +170,56 @@ class NodeStore:
                 )
                 call_carrying(self.idmap, unpack)
 
-        return self.derive(f"objects-{keys.short(digest, 32)}", fill)
+        return self.derive(f"objects-{keys.short(digest, 32)}", fill, lease=lease)
 
-    def _ensure(self, store: Store, digest: str, target: Path, unpack: _Unpack) -> Path:
-        with explained("unpack a layer into the node store", self._base):
+    def _is_orphan(self, digest: str) -> bool:
+        """Whether a source is there whose reference is not, as somebody removed it by hand."""
+        found = self.source(digest)
+        return len(found) > 1 and not found[0].is_dir()
+
+    def _set_aside(self, digest: str, path: Path) -> None:
+        from minisandbox.store import collecting
+
+        with explained("use the node store", self.base):
+            self.prepare()
+            with atomic.locked(self._lock(path.name)):
+                if self._is_orphan(digest):
+                    collecting.move(self, path, "damaged")
+
+    def _ensure(self, wanted: _Wanted, target: Path, unpack: _Unpack, lease: Lease) -> Path:
+        with explained("unpack a layer into the node store", self.base):
+            lease.add(target.name)
             if not target.is_dir():
-                _make_passable(target.parent)
-                _make_passable(self._locks)
-                fill = functools.partial(self._fill, store, digest, unpack)
+                self.prepare()
+                make_passable(target.parent)
+                fill = functools.partial(self._fill, wanted, unpack)
                 atomic.ensure_directory(target, self._lock(target.name), fill)
         return target
 
-    def derive(self, name: str, fill: Callable[[Path], None]) -> Path:
+    def derive(
+        self, name: str, fill: Callable[[Path], None], *, lease: Lease | None = None
+    ) -> Path:
         """A directory computed from unpacked layers, made once for this machine and id map.
 
-        ``name`` is one path component and says what it is computed from. ``fill`` receives a path
-        that does not exist and must make it whole or raise. It can be used as a layer.
+        ``name`` is one path component and says what it is computed from: that of ``derived_name``
+        has it collected with its layer. ``fill`` receives a path that does not exist and must make
+        it whole or raise. It can be used as a layer.
         """
-        target = self._base / "derived" / name
-        with explained("use the node store", self._base):
+        target = self.base / "derived" / name
+        with explained("use the node store", self.base), self._held(lease) as held:
+            held.add(name)
             if not target.is_dir():
-                _make_passable(target.parent)
-                _make_passable(self._locks)
+                self.prepare()
+                make_passable(target.parent)
+                limit = size_limit()
 
                 def guarded(work: Path) -> None:
+                    self._make_room(limit, name, 0)
                     try:
                         fill(work)
+                        self._note_digest(work, name)
+                        if limit:
+                            self._account(name, self._measured(work))
                     except BaseException:
                         remove_tree(work, self.idmap)
                         raise
@@ -171,22 +227,72 @@ class NodeStore:
                 atomic.ensure_directory(target, self._lock(name), guarded)
         return target
 
+    def prepare(self) -> None:
+        """Make what is needed to write here; raises ``OSError``."""
+        for name in ("locks", "uses", "trash", "damaged"):
+            make_passable(self.base / name)
+        make_passable(self.root / "budget")
+
+    def remove_abandoned(self) -> None:
+        """Remove what killed processes were making."""
+        for name in ("layers", "sources", "derived"):
+            self._remove_abandoned(self.base / name, "")
+
+    @contextmanager
+    def _held(self, lease: Lease | None) -> Generator[Lease]:
+        """What keeps a directory at least until it is returned."""
+        if lease is not None:
+            yield lease
+            return
+        with self.lease() as own:
+            yield own
+
     @property
     def _locks(self) -> Path:
-        return self._base / "locks"
+        return self.base / "locks"
 
     def _lock(self, value: str) -> Path:
         return self._locks / f"{value}.lock"
 
-    def _fill(self, store: Store, digest: str, unpack: _Unpack, work: Path) -> None:
+    def _fill(self, wanted: _Wanted, unpack: _Unpack, work: Path) -> None:
         """Unpack into ``work``, under the lock of the digest."""
-        self._remove_abandoned(work.parent, keys.hex_of(digest))
-        with store.stored(digest) as layer, slot(self._locks, _slots()):
-            try:
-                unpack(layer, work)
-            except BaseException:
-                remove_tree(work, self.idmap)
-                raise
+        name = keys.hex_of(wanted.digest)
+        self._remove_abandoned(work.parent, name)
+        with wanted.store.stored(wanted.digest) as layer:
+            limit = size_limit()
+            self._make_room(limit, name, wanted.size)
+            with granted(self.root / "budget", io_budget(self.root), wanted.size):
+                try:
+                    unpack(layer, work)
+                    if limit:
+                        self._account(name, self._measured(work))
+                except BaseException:
+                    remove_tree(work, self.idmap)
+                    raise
+
+    def _make_room(self, limit: int | None, name: str, size: int) -> None:
+        if limit:
+            from minisandbox.store import collecting  # what is needed for a limit only
+
+            collecting.make_room(self, limit, name, size)
+
+    def _account(self, name: str, size: int) -> None:
+        from minisandbox.store.account import Account
+
+        Account(self.base).add(name, size)
+
+    def _measured(self, work: Path) -> int:
+        """Bytes that ``work`` added to the store."""
+        from minisandbox.store import usage
+
+        return usage.added_by(work, self.idmap)
+
+    def _note_digest(self, work: Path, name: str) -> None:
+        """Keep what a derived directory holds, for ``store verify``: no packed layer tells it."""
+        from minisandbox.store import checking
+
+        make_passable(self.base / "sums")
+        atomic.write_text(self.base / "sums" / name, checking.digest_of(work, self.idmap) + "\n")
 
     def _unpack_layer(self, layer: StoredLayer, work: Path, *, pool: str) -> None:
         pools = self._pool(pool) if pool else None
@@ -203,7 +309,7 @@ class NodeStore:
                     archive.lay_out(
                         recording, tree, idmap=self.idmap, archive=str(layer.path), files=made
                     )
-            _sync_file_system(tree)
+            sync_file_system(tree)
             if made is not None:
                 made.share(tree)
 
@@ -212,14 +318,15 @@ class NodeStore:
             shared = stack.enter_context(reachable(pools)) if pools else None
             call_carrying(self.idmap, functools.partial(unpack, parent, shared))
 
-    def _unpack_source(self, layer: StoredLayer, work: Path, *, group: str) -> None:
+    def _unpack_source(self, layer: StoredLayer, work: Path, *, group: str, lease: Lease) -> None:
         if not group:
             self._unpack_whole(layer, work)
             return
-        reference = self._reference_of(group)
+        # The lease is the caller's: the reference stays until this source lies on it by name.
+        reference = self._reference_of(group, lease)
         if reference is None:
             with atomic.locked(self._lock(f"group-{group}")):
-                reference = self._reference_of(group)
+                reference = self._reference_of(group, lease)
                 if reference is None:
                     self._unpack_whole(layer, work)
                     # It bears its name as soon as this process renames it; until then, and if it
@@ -267,7 +374,7 @@ class NodeStore:
     def _share(self, made: tuple[Pool, Writer | None], work: Path) -> None:
         """Put what was made on disk, and into the pools."""
         pool, writer = made
-        _sync_file_system(work)
+        sync_file_system(work)
         pool.share(work / sources.TREE)
         pool.close()
         if writer is not None:
@@ -281,23 +388,24 @@ class NodeStore:
         ):
             call_carrying(self.idmap, functools.partial(function, parent, Pools(files, objects)))
 
-    def _reference_of(self, group: str) -> Reference | None:
+    def _reference_of(self, group: str, lease: Lease) -> Reference | None:
         try:
             name = self._group(group).read_text(encoding="ascii")
         except FileNotFoundError:
             return None
-        path = self._base / "sources" / name
+        lease.add(name)
+        path = self.base / "sources" / name
         if self._reference is None or self._reference.path != path or not path.is_dir():
             self._reference = Reference.read(path)
         return self._reference
 
     def _group(self, group: str) -> Path:
-        return self._base / "groups" / group
+        return self.base / "groups" / group
 
     def _pool(self, name: str) -> Path:
         """The pool ``name``, made if missing; who acts for the map must be able to write there."""
-        path = self._base / "pool" / name
-        _make_passable(path)
+        path = self.base / "pool" / name
+        make_passable(path)
         return path
 
     def _remove_abandoned(self, parent: Path, held: str) -> None:
@@ -324,6 +432,15 @@ class NodeStore:
             return
         with tried(lock) as held:
             yield held
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A layer that is asked for, and how many bytes it is thought to be unpacked."""
+
+    store: Store
+    digest: str
+    size: int
 
 
 #: Makes a layer: the stored one, and the directory to make.
@@ -354,31 +471,6 @@ def _said_of(layer: StoredLayer) -> Generator[None]:
         raise LayerDamaged(layer.digest, layer.path, f"its checkout is broken: {error}") from error
 
 
-def _slots() -> int:
-    text = os.environ.get("MINISANDBOX_UNPACK_SLOTS", str(DEFAULT_SLOTS))
-    if not text.isdigit() or int(text) < 1:
-        raise InvalidInput("MINISANDBOX_UNPACK_SLOTS", f"is {text!r}", "set a number from 1 on")
-    return int(text)
-
-
-def _make_passable(directory: Path) -> None:
-    """Make a directory and its missing parents, open to the ids of sandboxes whatever the umask."""
-    if directory.is_dir():
-        return
-    _make_passable(directory.parent)
-    try:
-        directory.mkdir()
-    except FileExistsError:
-        return
-    directory.chmod(0o755)
-
-
-def _sync_file_system(path: Path) -> None:
-    """``syncfs(2)``: one call instead of an ``fsync`` for each of 20,000 files."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if _LIBC.syncfs(fd) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number), os.fspath(path))
-    finally:
-        os.close(fd)
+def derived_name(kind: str, of: str, by: str) -> str:
+    """The name of what is computed of the layer ``of`` by something in the layer ``by``."""
+    return f"{kind}-{keys.short(of, 32)}-{keys.short(by, 16)}"

@@ -1,0 +1,327 @@
+"""Collecting, counting and checking what is unpacked, also for a user with a single id."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from minisandbox.idmap import IdMap, call_mapped, current, remove_tree, single
+from minisandbox.records.layer import LayerRef
+from minisandbox.sizes import LIMIT_VARIABLE
+from minisandbox.store import NodeStore, Store, StoreUnusable, derived_name
+from minisandbox.store.account import Account
+from minisandbox.store.checking import verify_node
+from minisandbox.store.collecting import Collected, collect
+from minisandbox.store.usage import survey
+
+DATE = 1_600_000_000
+IDMAPS = [current()] if current().kind in ("root", "single") else [current(), single()]
+
+
+@pytest.fixture(params=IDMAPS, ids=[idmap.kind for idmap in IDMAPS])
+def idmap(request: pytest.FixtureRequest) -> IdMap:
+    return request.param
+
+
+class Place:
+    """A store of layers, and a node store for them."""
+
+    def __init__(self, root: Path, idmap: IdMap) -> None:
+        self.root, self.idmap = root, idmap
+        self.store = Store(root / "store", level=1)
+        self.node = NodeStore(root / "node", idmap)
+
+    def pack(self, name: str, files: dict[str, bytes], kind: str = "environment") -> LayerRef:
+        tree = self.root / "trees" / name
+        for path, content in files.items():
+            (tree / path).parent.mkdir(parents=True, exist_ok=True)
+            (tree / path).write_bytes(content)
+        assert kind in ("environment", "source")
+        return self.store.add(kind, tree, date=DATE, idmap=self.idmap)
+
+    def layer(self, seed: int, size: int = 200_000) -> LayerRef:
+        content = random.Random(seed).randbytes(size)
+        return self.pack(f"layer-{seed}", {"opt/data": content, "opt/other": b"x" * 5000})
+
+    def sources(self, count: int) -> list[LayerRef]:
+        files = {f"testbed/f{n}": b"%d\n" % n * 2000 for n in range(20)}
+        return [
+            self.pack(f"source-{n}", files | {"testbed/new": b"%d" % n * 9000}, "source")
+            for n in range(count)
+        ]
+
+    def used(self, path: Path, seconds_ago: float) -> None:
+        """Have the item last used so long ago."""
+        when = time.time() - seconds_ago
+        os.utime(self.node.base / "uses" / path.name, (when, when))
+
+    def on_disk(self) -> int:
+        """What `du` counts of the items and the pool."""
+        names = ("layers", "sources", "derived", "pool")
+        folders = [str(self.node.base / name) for name in names]
+        work = partial(
+            subprocess.run,
+            ["du", "-s", "-c", "-B1", *[folder for folder in folders if os.path.isdir(folder)]],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return int(work().stdout.splitlines()[-1].split()[0])
+
+
+@pytest.fixture
+def place(tmp_path: Path, idmap: IdMap) -> Iterator[Place]:
+    yield Place(tmp_path, idmap)
+    for path in tmp_path.iterdir():
+        remove_tree(path, idmap)
+
+
+def names(done: Collected) -> list[str]:
+    return [item.name for item in done.removed]
+
+
+def test_every_inode_is_counted_once(place: Place) -> None:
+    one = place.pack("one", {"a": b"1" * 50_000, "b": b"2" * 50_000})
+    two = place.pack("two", {"a": b"1" * 50_000, "c": b"3" * 50_000})
+    for ref in (one, two):
+        place.node.ensure(place.store, ref.digest, pool="environment-0")
+    found = survey(place.node.base, place.idmap)
+    assert sum(item.tree.apparent for item in found.items) == 200_000
+    assert sum(item.tree.files for item in found.items) == 4
+    # du has the four directories themselves too.
+    folders = sum(
+        path.stat().st_blocks * 512 for path in (place.node.base / "layers",) if path.is_dir()
+    )
+    assert found.total == place.on_disk() - folders
+
+
+def test_what_was_not_used_for_longest_goes_first(place: Place) -> None:
+    refs = [place.layer(seed) for seed in range(4)]
+    paths = [place.node.ensure(place.store, ref.digest) for ref in refs]
+    for ago, path in zip((400, 100, 300, 200), paths, strict=True):
+        place.used(path, ago)
+    before = survey(place.node.base, place.idmap)
+    limit = before.total // 2 + 10_000
+    plan = collect(place.node, limit, dry_run=True)
+    assert all(path.is_dir() for path in paths)
+    done = collect(place.node, limit)
+    assert names(plan) == names(done) == [paths[0].name, paths[2].name]
+    assert [path.is_dir() for path in paths] == [False, True, False, True]
+    after = survey(place.node.base, place.idmap)
+    assert after.total == done.after == plan.after <= limit
+    assert done.before == before.total
+    assert sum(item.freed for item in done.removed) == before.total - after.total
+    assert not [*(place.node.base / "trash").iterdir()]
+
+
+def test_without_a_limit_only_what_nobody_uses_any_more_goes(place: Place) -> None:
+    ref = place.layer(1)
+    path = place.node.ensure(place.store, ref.digest, pool="environment-0")
+    other = place.node.ensure(place.store, place.layer(2).digest, pool="environment-0")
+    remove_tree(other, place.idmap)  # by hand: its files stay in the pool
+    (path.parent / f".{'c' * 40}.abcdefgh.tmp").mkdir()
+    (place.node.base / "trash/killed.abc/inner").mkdir(parents=True)
+    done = collect(place.node, None)
+    assert done.removed == []
+    assert done.swept > 200_000
+    assert path.is_dir()
+    assert not [*path.parent.glob(".*")]
+    assert not [*(place.node.base / "trash").iterdir()]
+    pooled = [file for file in (place.node.base / "pool").rglob("*") if file.is_file()]
+    assert all(file.stat().st_nlink > 1 for file in pooled)
+    assert len(pooled) == 2
+
+
+def test_what_is_in_use_stays_whatever_the_limit(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refs = [place.layer(seed) for seed in range(3)]
+    with place.node.lease() as lease:
+        held = place.node.ensure(place.store, refs[0].digest, lease=lease)
+        rest = [place.node.ensure(place.store, ref.digest) for ref in refs[1:]]
+        place.used(held, 10_000)
+        done = collect(place.node, 1)
+        assert held.is_dir()
+        assert not any(path.exists() for path in rest)
+        assert 200_000 <= done.used <= done.after
+        monkeypatch.setenv(LIMIT_VARIABLE, "300kB")
+        with pytest.raises(StoreUnusable, match=r"would exceed its limit of 300\.0 kB") as refused:
+            place.node.ensure(place.store, refs[1].digest, size=refs[1].unpacked_size)
+        assert f"close sandboxes, or raise {LIMIT_VARIABLE}" in str(refused.value)
+        assert held.is_dir()
+        assert not place.node.path(refs[1].digest).exists()
+    collect(place.node, 1)
+    assert not held.exists()
+
+
+def test_a_reference_stays_as_long_as_a_source_lies_on_it(place: Place) -> None:
+    refs = place.sources(3)
+    trees = [place.node.ensure_source(place.store, ref.digest, group="g") for ref in refs]
+    assert [len(tree) for tree in trees] == [1, 2, 2]
+    paths = [tree[-1].parent for tree in trees]
+    for ago, path in zip((900, 100, 200), paths, strict=True):
+        place.used(path, ago)
+    with place.node.lease() as lease:
+        place.node.ensure_source(place.store, refs[1].digest, group="g", lease=lease)
+        done = collect(place.node, 1)
+        assert names(done) == [paths[2].name]
+    place.used(paths[0], 900)
+    # The reference was used with what lies on it, so it is as young, and goes last.
+    assert names(collect(place.node, 1)) == [paths[1].name, paths[0].name]
+
+
+def test_byte_code_goes_with_its_layer_and_not_alone(place: Place) -> None:
+    ref = place.layer(1)
+    path = place.node.ensure(place.store, ref.digest)
+
+    def fill(work: Path) -> None:
+        work.mkdir()
+        (work / "code").write_bytes(b"c" * 50_000)
+
+    code = place.node.derive(derived_name("bytecode", ref.digest, ref.digest), fill)
+    other = place.node.ensure(place.store, place.layer(2).digest)
+    for ago, item in ((900, path), (100, code), (500, other)):
+        place.used(item, ago)
+    total = survey(place.node.base, place.idmap).total
+    assert names(collect(place.node, total - 1)) == [other.name], "byte-code was used with it"
+    assert names(collect(place.node, 1)) == [code.name, path.name]
+
+
+def test_a_limit_is_kept_while_layers_are_unpacked(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LIMIT_VARIABLE, "1MB")
+    refs = [place.layer(seed) for seed in range(9)]
+    for ref in refs:
+        path = place.node.ensure(place.store, ref.digest, size=ref.unpacked_size)
+        place.used(path, 1000 - len([*path.parent.iterdir()]))
+        assert path.is_dir()
+        assert survey(place.node.base, place.idmap).total <= 1_000_000
+    assert place.node.path(refs[-1].digest).is_dir()
+    assert not place.node.path(refs[0].digest).exists()
+    known = Account(place.node.base).total()
+    assert known == survey(place.node.base, place.idmap).total
+
+
+def test_a_limit_counts_what_was_unpacked_without_one(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = [place.node.ensure(place.store, place.layer(seed).digest) for seed in range(4)]
+    monkeypatch.setenv(LIMIT_VARIABLE, "600kB")
+    place.node.ensure(place.store, place.layer(9).digest, size=205_000)
+    assert sum(path.is_dir() for path in old) < 4
+    assert survey(place.node.base, place.idmap).total <= 600_000
+
+
+def damage(place: Place, path: Path) -> None:
+    """Change one byte, and nothing else that could be seen."""
+
+    def work() -> None:
+        status = path.stat()
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.chmod(0o644)
+        path.write_bytes(data)
+        path.chmod(status.st_mode & 0o7777)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    call_mapped(place.idmap, work)
+
+
+def test_damage_is_named_moved_away_and_mended_by_the_next_use(place: Place) -> None:
+    one = place.pack("one", {"opt/shared": b"1" * 50_000, "opt/own": b"2" * 50_000})
+    two = place.pack("two", {"opt/shared": b"1" * 50_000, "opt/other": b"3" * 50_000})
+    whole = place.layer(3)
+    refs = (one, two, whole)
+    paths = [place.node.ensure(place.store, r.digest, pool="environment-0") for r in refs]
+    assert all(found.problem is None for found in verify_node(place.node, place.store))
+    damage(place, paths[0] / "opt/shared")
+    found = {item.name: item for item in verify_node(place.node, place.store)}
+    for path in paths[:2]:
+        assert found[path.name].problem == "opt/shared has another content"
+        moved = found[path.name].moved
+        assert moved is not None
+        assert moved.is_dir()
+        assert not path.exists()
+    assert found[paths[2].name].problem is None
+    for ref in refs:
+        path = place.node.ensure(place.store, ref.digest, pool="environment-0")
+        if ref is not whole:
+            assert (path / "opt/shared").read_bytes() == b"1" * 50_000
+    assert all(found.problem is None for found in verify_node(place.node, place.store))
+    collect(place.node, None)
+    assert not [*(place.node.base / "damaged").iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tree: (tree / "opt/other").unlink(), "opt/other is missing"),
+        (lambda tree: (tree / "opt/more").touch(), "opt/more is not in the layer"),
+        (lambda tree: (tree / "opt/data").chmod(0o777), "opt/data has other permissions"),
+        (lambda tree: os.utime(tree / "opt/data", (1, 1)), "opt/data has another date"),
+        (
+            lambda tree: [(tree / "opt/data").unlink(), (tree / "opt/data").mkdir()],
+            "opt/data is of another kind",
+        ),
+    ],
+)
+def test_whatever_was_changed_is_found(place: Place, change: object, said: str) -> None:
+    path = place.node.ensure(place.store, place.layer(1).digest)
+    assert callable(change)
+    call_mapped(place.idmap, lambda: change(path) and None)
+    (found,) = verify_node(place.node, place.store)
+    assert found.problem is not None
+    assert found.problem.startswith(said)
+
+
+def test_what_lies_on_a_damaged_reference_goes_with_it(place: Place) -> None:
+    refs = place.sources(3)
+    trees = [place.node.ensure_source(place.store, ref.digest, group="g") for ref in refs]
+    alone = place.node.ensure_source(place.store, place.sources(4)[3].digest)
+    assert all(found.problem is None for found in verify_node(place.node, place.store))
+    damage(place, trees[0][0] / "testbed/f3")
+    found = {item.name: item for item in verify_node(place.node, place.store)}
+    assert [found[tree[-1].parent.name].problem is None for tree in trees] == [False] * 3
+    assert alone[0].parent.name in found
+    for ref in refs:
+        (*_, tree) = place.node.ensure_source(place.store, ref.digest, group="g")
+        assert tree.is_dir()
+    assert all(found.problem is None for found in verify_node(place.node, place.store))
+
+
+def test_a_source_whose_reference_somebody_removed_is_made_anew(place: Place) -> None:
+    refs = place.sources(2)
+    trees = [place.node.ensure_source(place.store, ref.digest, group="g") for ref in refs]
+    remove_tree(trees[0][0].parent, place.idmap)
+    again = NodeStore(place.node.root, place.idmap)
+    found = again.ensure_source(place.store, refs[1].digest, group="g")
+    assert all((tree / "testbed").is_dir() for tree in found)
+    assert all(item.problem is None for item in verify_node(again, place.store))
+
+
+def test_byte_code_is_compared_with_what_was_made(place: Place) -> None:
+    def fill(work: Path) -> None:
+        work.mkdir()
+        (work / "code").write_bytes(b"c" * 50_000)
+
+    path = place.node.derive("bytecode-1-2", fill)
+    assert [item.problem for item in verify_node(place.node, place.store)] == [None]
+    damage(place, path / "code")
+    (found,) = verify_node(place.node, place.store)
+    assert found.problem == "bytecode-1-2 is not what was made"
+    assert place.node.derive("bytecode-1-2", fill).is_dir()
+
+
+def test_what_no_store_has_is_said_not_to_be_checked(place: Place) -> None:
+    place.node.ensure(place.store, place.layer(1).digest)
+    (found,) = verify_node(place.node, Store(place.root / "elsewhere"))
+    assert found.problem is None
+    assert "elsewhere" in found.unchecked
