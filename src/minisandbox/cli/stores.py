@@ -1,4 +1,4 @@
-"""``store``: the layers of a cache, loose and in packs."""
+"""``store``: the layers of a cache, loose and in packs, and with ``node_stores`` those unpacked."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minisandbox import atomic
-from minisandbox.cli.caches import readable_size
+from minisandbox.cli import node_stores
 from minisandbox.cli.subparsers import Subparsers
 from minisandbox.cli.waiting import waiting_line
 from minisandbox.errors import EXIT_FAILED, EXIT_OK, InvalidInput
+from minisandbox.sizes import readable_size
 
 if TYPE_CHECKING:
     from minisandbox.store import Store
@@ -19,15 +20,17 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Subparsers) -> None:
     """Register the commands of this module."""
-    store = commands.add_parser("store", help="the layers of a cache: list, check, pack them")
+    store = commands.add_parser("store", help="layers: list, check, pack, prefetch, collect them")
     verbs = store.add_subparsers(dest="verb", metavar="VERB", required=True)
 
     verify = verbs.add_parser("verify", help="read every layer and compare it with its digest")
     _add_place(verify)
+    _add_node(verify, "compare what is unpacked on this machine, file by file")
     verify.set_defaults(function=verify_store)
 
     listing = verbs.add_parser("ls", help="the packs, how many layers are loose, and their sizes")
     _add_place(listing)
+    _add_node(listing, "list what is unpacked on this machine, for whom, and whether it is in use")
     listing.add_argument("--json", action="store_true", help="the same as JSON")
     listing.set_defaults(function=list_store)
 
@@ -41,6 +44,7 @@ def add_commands(commands: Subparsers) -> None:
         "--summary", type=Path, help="write what the store holds then, as `store ls --json` does"
     )
     pack.set_defaults(function=pack_store)
+    node_stores.add_commands(verbs)
 
 
 def _add_place(verb: argparse.ArgumentParser) -> None:
@@ -48,6 +52,10 @@ def _add_place(verb: argparse.ArgumentParser) -> None:
         "--cache", default="results", type=Path, help="folder of the manifest (default: results)"
     )
     verb.add_argument("--store", type=Path, help="the store itself, where there is no manifest")
+
+
+def _add_node(verb: argparse.ArgumentParser, what: str) -> None:
+    verb.add_argument("--node", action="store_true", help=what)
 
 
 def _store_at(arguments: argparse.Namespace) -> Store:
@@ -66,6 +74,8 @@ def verify_store(arguments: argparse.Namespace) -> int:
     """``minisandbox store verify``: every layer that the manifest names, then those that only lie
     there.
     """
+    if arguments.node:
+        return node_stores.verify_items(arguments)
     if arguments.store:
         store, named = _store_at(arguments), set[str]()
     else:
@@ -96,6 +106,8 @@ def verify_store(arguments: argparse.Namespace) -> int:
 
 def list_store(arguments: argparse.Namespace) -> int:
     """``minisandbox store ls``."""
+    if arguments.node:
+        return node_stores.list_items(arguments)
     held = _holdings(_store_at(arguments))
     if arguments.json:
         print(json.dumps(held, indent=1))

@@ -65,7 +65,7 @@ def calibrate(root: Path, report: Callable[[str], None]) -> Calibration:
         with atomic.locked(root / "calibration.lock"):
             work = Path(tempfile.mkdtemp(prefix=".calibration-", dir=root))
             try:
-                levels = [_level(work, count, report) for count in LEVELS]
+                levels = _measured(work, report)
             finally:
                 shutil.rmtree(work, ignore_errors=True)
             found = Calibration(device_of(root), int(time.time()), levels, enough(levels) * _LAYER)
@@ -106,18 +106,23 @@ def _read(root: Path) -> Mapping[str, Any]:
         return {}
 
 
-def _level(work: Path, count: int, report: Callable[[str], None]) -> Level:
-    best = 0.0
-    for number in range(_TRIES):
-        report(f"{count} unpackers at once, try {number + 1} of {_TRIES}")
-        folder = work / f"{count}-{number}"
-        folder.mkdir()
-        started = time.monotonic()
-        _at_once([_unit_writer(folder, one, count) for one in range(count)])
-        best = max(best, _UNITS * UNIT / (time.monotonic() - started))
-        shutil.rmtree(folder)
-        sync_file_system(work)  # or the next one would wait for the removal
-    return Level(count, int(best))
+def _measured(work: Path, report: Callable[[str], None]) -> Sequence[Level]:
+    best = dict.fromkeys(LEVELS, 0.0)
+    for number in range(1, _TRIES + 1):
+        for count in LEVELS:  # in turn, for what else the device does changes with time
+            report(f"try {number} of {_TRIES}, unpackers at once: {count}")
+            best[count] = max(best[count], _rate(work / f"{count}-{number}", count))
+    return [Level(count, int(rate)) for count, rate in best.items()]
+
+
+def _rate(folder: Path, count: int) -> float:
+    folder.mkdir()
+    sync_file_system(folder)  # or this would wait for what was written and removed before
+    started = time.monotonic()
+    _at_once([_unit_writer(folder, one, count) for one in range(count)])
+    seconds = time.monotonic() - started
+    shutil.rmtree(folder)
+    return _UNITS * UNIT / seconds
 
 
 def _unit_writer(folder: Path, number: int, count: int) -> Callable[[], None]:

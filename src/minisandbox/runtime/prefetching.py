@@ -1,0 +1,95 @@
+"""Unpacks and compiles ahead of use what instances stand on, in several processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass
+
+from minisandbox.errors import InstanceUnavailable, MiniSandboxError
+from minisandbox.runtime.cache import Cache
+from minisandbox.runtime.stack import stack, unpacked
+
+
+@dataclass(frozen=True)
+class Prefetched:
+    """One instance whose layers are on this node now, and the bytes unpacked that were not before;
+    ``problem`` is why they are not, or empty.
+    """
+
+    instance_id: str
+    size: int
+    problem: str
+
+
+def prefetch(cache: Cache, instance_ids: Iterable[str], *, jobs: int) -> Iterator[Prefetched]:
+    """Have the layers of instances unpacked and compiled, by ``jobs`` processes; yields each as it
+    is done.
+
+    What fails is said and holds no other up. It can be ended at any moment and be called again:
+    what is there is not made twice.
+    """
+    ordered = spread(cache, instance_ids)
+    jobs = max(1, min(jobs, len(ordered)))
+    if jobs == 1:
+        yield from (_prefetch(cache, instance_id) for instance_id in ordered)
+        return
+    # Not forks of this process, which may have threads.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, _open, (cache,)) as pool:
+        remaining = iter(ordered)
+        running: set[Future[Prefetched]] = set()
+        try:
+            while True:
+                while len(running) < 2 * jobs and (name := next(remaining, None)) is not None:
+                    running.add(pool.submit(_prefetch_here, name))
+                if not running:
+                    return
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield future.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def spread(cache: Cache, instance_ids: Iterable[str]) -> Sequence[str]:
+    """Instances in an order in which neighbours share little, so that processes do not wait for
+    each other's layers: the first of each environment, the second of each, ...
+
+    Raises ``InstanceUnknown``.
+    """
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for instance_id in dict.fromkeys(instance_ids):
+        row = cache.row(instance_id)
+        shared = [layer.digest for layer in row.layers if layer.kind == "environment"]
+        groups["".join(shared)].append(instance_id)
+    places = [(place, name) for group in groups.values() for place, name in enumerate(group)]
+    return [name for _, name in sorted(places, key=lambda pair: pair[0])]
+
+
+_cache: Cache | None = None
+
+
+def _open(cache: Cache) -> None:
+    global _cache
+    _cache = cache
+
+
+def _prefetch_here(instance_id: str) -> Prefetched:
+    assert _cache is not None
+    return _prefetch(_cache, instance_id)
+
+
+def _prefetch(cache: Cache, instance_id: str) -> Prefetched:
+    try:
+        row = cache.row(instance_id)
+        if not row.layers:
+            raise InstanceUnavailable(instance_id, row.reason)
+        lacking = [layer for layer in row.layers if not unpacked(layer, cache.node)]
+        with stack(row.layers, store=cache.store, node=cache.node):
+            pass
+    except (MiniSandboxError, OSError) as error:
+        return Prefetched(instance_id, 0, str(error))
+    return Prefetched(instance_id, sum(layer.unpacked_size for layer in lacking), "")
