@@ -76,12 +76,13 @@ def answering(family: int, address: tuple[str, int] | str) -> Iterator[socket.so
 
 
 class Built(NamedTuple):
-    """Three projects built in one run, and the addresses that their ``setup.py`` tries."""
+    """Four projects built in one run, and the addresses that their ``setup.py`` tries."""
 
     addresses: list[str]
     goes_on: Any
     gives_up: Any
     no_environment: Any
+    too_new: Any
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,8 @@ def built(make_project, build_all, tmp_path_factory) -> Built:
             projects.append(make_project(folder, {"setup.py": text}, recipe, name=named))
         reach = f"(exec 3<>/dev/tcp/{ELSEWHERE}/80) || exit 1"
         projects.append(make_project(folder, {}, {"pre_install": [reach]}, name="no-environment"))
+        newer = {"date": "2024-01-01", "packages": ["six==1.17.0"]}
+        projects.append(make_project(folder, {}, newer, name="too-new"))
         for server in (loopback, abstract):  # the control
             with socket.socket(server.family) as sock:
                 sock.connect(server.getsockname())
@@ -138,3 +141,11 @@ def test_the_record_of_an_environment_that_fails_says_what_it_tried(built: Built
     assert record.network.unwatched == ""
     instance = project.instance(project.batch / "instances.json")
     assert instance.network.unwatched == "the stage failed outside of its build"
+
+
+def test_a_release_after_the_date_fails_with_the_date(built: Built) -> None:
+    record = codec.read(EnvironmentRecord, built.too_new.environment / "environment.json")
+    assert record.failure is not None
+    assert record.failure.kind == "environment"
+    assert "six==1.17.0" in record.failure.message
+    assert "uploaded after its 'date', 2024-01-01" in record.failure.hint

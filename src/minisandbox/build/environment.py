@@ -373,8 +373,17 @@ def _install(
         purpose="install",
         timeout=plan.timeout,
         env=plan.env,
-        hint="see 'packages' in the recipe",
+        hint=_package_hint(plan),
     )
+
+
+def _package_hint(plan: EnvironmentPlan) -> str:
+    """What to look at where packages cannot be installed."""
+    hint = "see 'packages' in the recipe"
+    if plan.date and plan.network != "none":
+        # Installers say of a release that is too new only that there is none.
+        hint += f"; what was uploaded after its 'date', {plan.date}, is not there for it"
+    return hint
 
 
 def _pip_date(shop: Workshop, date: str) -> list[str]:
