@@ -216,7 +216,7 @@ def _compare(layer: StoredLayer, trees: Sequence[Path], idmap: IdMap, kind: str)
             if member.kind is Kind.FILE:
                 for _ in recording.content():
                     pass
-    entries = {entry.member.path: entry for entry in recording.entries}
+    entries = {entry.path: entry for entry in recording.entries}
     found = _Problems()
     try:
         shown = _seen(trees)
@@ -245,7 +245,7 @@ def _compare_entry(
     path: bytes, entry: Entry, shown: Mapping[bytes, _Held], idmap: IdMap, found: _Problems
 ) -> set[bytes]:
     """Compare one member; returns the paths that it accounts for."""
-    member, content = entry
+    member, content = entry.member, entry.content
     parent, slash, name = path.rpartition(b"/")
     if not path or path == b".":
         return set()
@@ -361,7 +361,7 @@ def _compare_books(source: Path, entries: Sequence[Entry], found: _Problems) -> 
     except (OSError, ValueError):
         kept, names = [], b"?"
     with Checkout([source / sources.TREE]) as checkout:
-        lacking = missing({os.fsdecode(entry.member.path) for entry in entries}, checkout)
+        lacking = missing({os.fsdecode(entry.path) for entry in entries}, checkout)
     expected = b"".join(sorted(lacking.names)) if lacking else b""
     if kept != list(entries) or names != expected:
         found.add(sources.LISTING.encode(), "is not that of its files")
