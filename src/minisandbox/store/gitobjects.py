@@ -130,6 +130,12 @@ def commit_of(reference: str, text: str) -> str:
     raise ValueError(f"git has no reference {reference!r}")
 
 
+def file_name(name: bytes) -> str:
+    """Where an object lies below ``.git/objects``."""
+    text = name.hex()
+    return f"{text[:2]}/{text[2:]}"
+
+
 def wanted(entries: Sequence[IndexEntry]) -> dict[bytes, list[IndexEntry]]:
     """By name of a blob, the entries whose files hold it."""
     found: dict[bytes, list[IndexEntry]] = {}

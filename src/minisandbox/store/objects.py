@@ -17,6 +17,7 @@ from minisandbox.store.gitobjects import IndexEntry
 
 GIT = "testbed/.git"
 OBJECTS = f"{GIT}/objects"
+_GIT, _OBJECTS = GIT.encode(), OBJECTS.encode()
 
 #: Bytes of a file that could be an index, a reference or a blob; git itself holds a blob in memory.
 _LIMIT = 2 << 30
@@ -104,15 +105,15 @@ class Missing:
         )
 
 
-def missing(paths: Collection[str], checkout: Checkout) -> Missing | None:
+def missing(paths: Collection[bytes], checkout: Checkout) -> Missing | None:
     """What a checkout's ``.git`` lacks, or None where it lacks nothing.
 
     ``paths`` are those of all members of its layer. Raises ``ValueError`` where index and commit do
     not go together.
     """
-    packs = f"{OBJECTS}/pack/"
-    if f"{GIT}/index" not in paths or f"{GIT}/HEAD" not in paths:
+    if _GIT + b"/index" not in paths or _GIT + b"/HEAD" not in paths:
         return None
+    packs = _OBJECTS + b"/pack/"
     if any(path.startswith(packs) for path in paths):
         return None  # a history came along, in packs that hold everything
     index = checkout.read(f"{GIT}/index")
@@ -121,9 +122,7 @@ def missing(paths: Collection[str], checkout: Checkout) -> Missing | None:
     entries = gitobjects.read_index(index)
     trees = gitobjects.trees(entries)
     blobs = gitobjects.wanted(entries)
-    kept = {
-        bytes.fromhex(path[len(OBJECTS) :].replace("/", "")) for path in paths if _is_object(path)
-    }
+    kept = {name for path in paths if (name := _object_at(path)) is not None}
     lacking = Missing(
         {name: blobs[name] for name in blobs.keys() - kept},
         {name: trees.contents[name] for name in trees.contents.keys() - kept},
@@ -133,26 +132,31 @@ def missing(paths: Collection[str], checkout: Checkout) -> Missing | None:
     return lacking
 
 
-def _check(root: bytes, paths: Collection[str], checkout: Checkout) -> None:
+def _check(root: bytes, paths: Collection[bytes], checkout: Checkout) -> None:
     """Raise ``ValueError`` unless ``HEAD`` is at a commit of the tree ``root``."""
     head = (checkout.read(f"{GIT}/HEAD") or b"").decode("utf-8", "replace").strip()
     if head.startswith("ref: "):
         name = head.removeprefix("ref: ")
-        place = name if f"{GIT}/{name}" in paths else "packed-refs"
-        text = (checkout.read(f"{GIT}/{place}") or b"") if f"{GIT}/{place}" in paths else b""
-        head = gitobjects.commit_of(name, text.decode("utf-8", "replace"))
+        place = next(
+            (place for place in (name, "packed-refs") if f"{GIT}/{place}".encode() in paths), ""
+        )
+        text = checkout.read(f"{GIT}/{place}") if place else None
+        head = gitobjects.commit_of(name, (text or b"").decode("utf-8", "replace"))
     file = f"{OBJECTS}/{head[:2]}/{head[2:]}"
-    if file not in paths:
+    if file.encode() not in paths:
         raise ValueError(f"the commit {head} is not there")
     if gitobjects.tree_of_commit(checkout.read(file) or b"") != root:
         raise ValueError(f"the files of its index are not those of the commit {head}")
 
 
-def _is_object(path: str) -> bool:
-    if not path.startswith(f"{OBJECTS}/"):
-        return False
-    name = path[len(OBJECTS) :].replace("/", "")
-    return len(name) == 40 and not set(name) - set("0123456789abcdef")
+def _object_at(path: bytes) -> bytes | None:
+    """The name of the object that a path of a checkout holds."""
+    if not path.startswith(_OBJECTS + b"/"):
+        return None
+    name = path[len(_OBJECTS) :].replace(b"/", b"")
+    if len(name) != 40 or set(name) - set(b"0123456789abcdef"):
+        return None
+    return bytes.fromhex(name.decode("ascii"))
 
 
 class Writer:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from minisandbox.archive.members import WHITEOUT_PREFIX, Kind, Member
 from minisandbox.archive.reading import Malformed, Reader
 from minisandbox.errors import UnsafeArchive
 from minisandbox.idmap import IdMap
-from minisandbox.store import listing
+from minisandbox.store import gitobjects, listing
 from minisandbox.store.listing import Entry, Recording
 from minisandbox.store.objects import OBJECTS, Checkout, Missing, Writer, missing
 from minisandbox.store.pool import Pool, kind_of_file
@@ -65,12 +65,16 @@ class Reference:
         objects = frozenset(names[at : at + 20] for at in range(0, len(names), 20))
         return cls(path, {entry.path: entry for entry in entries}, objects)
 
-    @property
-    def taken(self) -> Mapping[str, int]:
-        """How many files of each kind it holds."""
+    def taken(self, others: Iterable[Entry]) -> Mapping[str, int]:
+        """How many files it holds of each kind that is among ``others``."""
+        contents = {entry.content for entry in others} - {""}
         return Counter(
-            kind_of_file(entry) for entry in self.entries.values() if entry.type is Kind.FILE
+            kind_of_file(entry) for entry in self.entries.values() if entry.content in contents
         )
+
+
+#: No names of files.
+_SPECIAL = frozenset({b"", b".", b".."})
 
 
 class TooDifferent(Exception):
@@ -134,7 +138,7 @@ def unpack_difference(
     """Like ``unpack_whole``, of what differs from ``reference``."""
     tree = _start(work)
     members = _Made(found.made, found.fetch)
-    pool = Pool(pools.files, members.last, reference.taken)
+    pool = Pool(pools.files, members.last, reference.taken(found.made))
     members.prepare(pool)
     archive.lay_out(members, tree, idmap=idmap, archive=archive_name, files=pool)
     with Checkout([tree, reference.path / TREE]) as checkout:
@@ -162,11 +166,11 @@ def _write_objects(
     checkout: Checkout,
 ) -> None:
     names: frozenset[bytes] = frozenset() if lacking is None else lacking.names
-    paths = {entry.path for entry in entries}
+    paths = _paths(entries)
     gone = [
         name
         for name in reference.objects - names
-        if f"{OBJECTS}/{name.hex()[:2]}/{name.hex()[2:]}".encode() not in paths
+        if b"%b/%b" % (OBJECTS.encode(), gitobjects.file_name(name).encode()) not in paths
     ]
     if lacking is None:
         writer.write(frozenset(), bytes, gone)
@@ -233,11 +237,7 @@ def compare(entries: Sequence[Entry], reference: Reference, fetch: Fetch) -> Dif
     for what the pool lacks.
     """
     by_path = {entry.path: entry for entry in entries}
-    folders = {path for path, entry in by_path.items() if entry.type is Kind.DIRECTORY}
-    folders.add(b"")
-    if len(by_path) != len(entries) or not all(_is_simple(path, folders) for path in by_path):
-        raise TooDifferent
-    if any(entry.type is Kind.HARD_LINK for entry in entries):
+    if len(by_path) != len(entries) or not _are_simple(by_path):
         raise TooDifferent
     # A directory tells only of itself: it is made again where something in it is, or it is new.
     changed = {path for path, entry in by_path.items() if reference.entries.get(path) != entry}
@@ -256,11 +256,19 @@ def compare(entries: Sequence[Entry], reference: Reference, fetch: Fetch) -> Dif
     return Difference(made, entries, fetch)
 
 
-def _is_simple(path: bytes, folders: Collection[bytes]) -> bool:
-    """Whether a path is as our own archives have it: spelled in one way, in a listed directory."""
-    parent, _, name = path.rpartition(b"/")
-    special = name in (b"", b".", b"..") or name.startswith(WHITEOUT_PREFIX)
-    return not special and parent in folders
+def _are_simple(by_path: Mapping[bytes, Entry]) -> bool:
+    """Whether entries are as our own archives of checkouts have them: paths spelled in one way, in
+    listed directories, no whiteouts, no links between files.
+    """
+    folders = {path for path, entry in by_path.items() if entry.type is Kind.DIRECTORY}
+    folders.add(b"")
+    for path, entry in by_path.items():
+        parent, _, name = path.rpartition(b"/")
+        if parent not in folders or name in _SPECIAL or name.startswith(WHITEOUT_PREFIX):
+            return False
+        if entry.type is Kind.HARD_LINK:
+            return False
+    return True
 
 
 def _gone(by_path: Mapping[bytes, Entry], reference: Reference) -> list[bytes]:
@@ -321,8 +329,8 @@ class _Made:
         return self._digest
 
 
-def _paths(entries: Collection[Entry]) -> frozenset[str]:
-    return frozenset(os.fsdecode(entry.path) for entry in entries)
+def _paths(entries: Collection[Entry]) -> frozenset[bytes]:
+    return frozenset(entry.path for entry in entries)
 
 
 def _date(entries: Sequence[Entry]) -> int:

@@ -152,7 +152,7 @@ class NodeStore:
             recording = Recording(Reader(stream))
             for _ in recording:
                 pass
-        paths = frozenset(os.fsdecode(entry.path) for entry in recording.entries)
+        paths = frozenset(entry.path for entry in recording.entries)
         with _said_of(layer), Checkout(trees) as checkout:
             lacking = missing(paths, checkout)
         if lacking is None or not lacking.names:

@@ -227,16 +227,15 @@ class PackReader(Closing):
 
     def contents(self, layer: Layer, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         """See ``Store.contents``."""
-        asked = {bytes.fromhex(sha256) for sha256 in wanted}
         skeleton = self.skeleton(layer)
         if EMPTY in wanted and skeleton.has_empty_file():
             yield EMPTY, b""
+        names = self.pack.sizes_and_names({*skeleton.contents} - {NO_CONTENT})
         places: list[tuple[int, int, int, int, str]] = []
-        for number in {*skeleton.contents} - {NO_CONTENT}:
-            record = self.pack.record(number)
-            if record.sha256 in asked:
+        for number, (_, sha256) in names.items():
+            if sha256 in wanted:
                 where, record = self._locate(number)
-                places.append((where, record.place, record.offset, number, record.sha256.hex()))
+                places.append((where, record.place, record.offset, number, sha256))
         for _, _, _, number, sha256 in sorted(places):
             for piece in self.content(number):
                 yield sha256, piece
