@@ -165,7 +165,7 @@ class Built:
         self._rebench_row()
         (folder / "recipes").mkdir()
         (folder / "config.yaml").write_text(
-            "datasets: [five.yaml, rebench.yaml]\nrecipes: recipes\n"
+            "datasets: [five.yaml, rebench.yaml]\nrecipes: recipes\npack: false\n"
             f"git_url: {folder}/git/{{repo}}.git\n"
         )
         argv = [sys.executable, "-m", "snakemake", "--snakefile", str(CLONE / "Snakefile")]

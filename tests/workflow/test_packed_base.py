@@ -42,6 +42,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
         "base": "debian-12",
         "bases": str(CLONE / "envs/bases"),
         "results": "results",
+        "pack": False,
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(CLONE / "Snakefile")]

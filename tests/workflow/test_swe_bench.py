@@ -92,7 +92,7 @@ class Built:
             'date: "2024-11-30"\n'
         )
         (folder / "config.yaml").write_text(
-            f"datasets: [rows.yaml]\nrecipes: {CLONE}/envs/recipes\n"
+            f"datasets: [rows.yaml]\nrecipes: {CLONE}/envs/recipes\npack: false\n"
             f"git_url: {folder}/git/{{repo}}.git\n"
         )
         argv = [

@@ -120,7 +120,7 @@ def build(
     (folder / "recipes/calc.yaml").write_text(yaml.safe_dump(dict(recipe)))
     (folder / "config").mkdir()
     (folder / "config/config.yaml").write_text(
-        "datasets: [rows.yaml]\nrecipes: recipes\nbatch_size: 2\n"
+        "datasets: [rows.yaml]\nrecipes: recipes\nbatch_size: 2\npack: false\n"
         f"git_url: {folder}/git/{{repo}}.git\n"
     )
     run_workflow(folder)
