@@ -157,7 +157,8 @@ def build_together(projects: Sequence[Project], results: str, *, from_lock: str 
     (folder / "config").mkdir(exist_ok=True)
     datasets = ", ".join(f"{project.name}.yaml" for project in projects)
     (folder / "config/config.yaml").write_text(
-        f"datasets: [{datasets}]\nrecipes: recipes\npack: false\ngit_url: {folder}/git/{{repo}}.git\n"
+        f"datasets: [{datasets}]\nrecipes: recipes\npack: false\n"
+        f"git_url: {folder}/git/{{repo}}.git\n"
     )
     argv = [sys.executable, "-m", "snakemake", "--snakefile", str(CLONE / "Snakefile")]
     argv += ["--profile", str(CLONE / "profiles/default"), "--cores", "2"]
