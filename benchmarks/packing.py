@@ -43,7 +43,7 @@ def main() -> int:
     parser.add_argument("stores", nargs="+", type=Path)
     parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--ways", default=",".join(_WAYS), help="of " + ", ".join(_WAYS))
-    parser.add_argument("--level", type=int, default=19, help="of the packs")
+    parser.add_argument("--level", type=int, default=12, help="of the packs")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="packing-", dir=arguments.scratch) as scratch:
         work = Path(scratch)

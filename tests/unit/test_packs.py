@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import os
 import pickle
 import random
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from minisandbox.archive.members import Kind
+from minisandbox.archive.members import Kind, Member
 from minisandbox.errors import LayerMissing
 from minisandbox.idmap import current, remove_tree
 from minisandbox.records.layer import LayerRef
@@ -22,6 +23,7 @@ from minisandbox.store import NodeStore, Store
 from minisandbox.store.packs import arrangement, reading
 from minisandbox.store.packs.consolidation import consolidate
 from minisandbox.store.packs.layout import FRAME_LIMIT
+from minisandbox.store.packs.skeleton import Skeleton
 
 DATE = 1_600_000_000
 IDMAP = current()
@@ -297,3 +299,35 @@ def test_frames_of_several_contents_fit_into_memory() -> None:
     contents = [arrangement.Content(n, 5 << 20, b"lib.so", n) for n in range(40)]
     for frame in arrangement.arrange(contents):
         assert sum(content.size for content in frame) <= FRAME_LIMIT
+
+
+def test_a_packed_layer_can_be_handed_out_compressed(place: Path) -> None:
+    """As the loose file was, to the byte where zstd is the same."""
+    store = Store(place / "store")
+    ref = store.add("source", make_tree(place / "tree", 1), date=DATE, idmap=IDMAP)
+    loose = store.path(ref.digest).read_bytes()
+    consolidate(store, level=1)
+    copied: list[bytes] = []
+    with store.stored(ref.digest) as layer, layer.tar(copied.append) as stream:
+        tar = stream.read()
+    assert b"".join(copied) == loose
+    with store.stored(ref.digest) as layer, layer.tar() as stream:
+        assert stream.read() == tar
+
+
+def test_like_layers_are_neighbours() -> None:
+    """Two projects, each with versions that change one file in ten a step, mixed up."""
+    layers: dict[bytes, Skeleton] = {}
+    steps = [(project, version) for version in (4, 0, 3, 1, 5, 2) for project in (0, 1)]
+    for project, version in steps:
+        skeleton = Skeleton()
+        for number in range(300):
+            age = int(version > number % 10)
+            member = Member(b"%d/%d" % (project, number), Kind.FILE, 0o644, 0, 0, 0, size=1)
+            skeleton.append(member, b"", project * 10_000 + number * 10 + age)
+        layers[b"%d %d" % (project, version)] = skeleton
+    order = [tuple(map(int, name.split())) for name in arrangement.by_likeness(layers)]
+    assert [project for project, _ in order] == [0] * 6 + [1] * 6
+    versions = [version for _, version in order]
+    for chain in (versions[:6], versions[6:]):
+        assert sum(abs(a - b) == 1 for a, b in itertools.pairwise(chain)) >= 4

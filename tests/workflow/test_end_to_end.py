@@ -27,6 +27,8 @@ from minisandbox.records.manifest import ManifestRow
 from minisandbox.records.stages import EnvironmentRecord, InstancesRecord, ValidationsRecord
 from minisandbox.runtime import profile_of
 from minisandbox.sandbox import Limits, Profile
+from minisandbox.store import Store
+from minisandbox.store.packs.reading import PackReader
 
 CLONE = Path(__file__).parents[2]
 MINISANDBOX = str(Path(sys.executable).with_name("minisandbox"))
@@ -730,13 +732,24 @@ def test_a_killed_run_is_taken_up_where_it_was(build: Build, tmp_path: Path) -> 
     assert {build.row(name).status for name in ("parse-1.20.1", "calc-1")} == {"ok"}
 
 
+def damage(store: Store, digest: str) -> None:
+    """Flip a bit of the first content of a layer, in the pack that it is in."""
+    raw = bytes.fromhex(digest.removeprefix("sha256:"))
+    pack = store.catalogue.find(raw)
+    assert pack is not None
+    with PackReader(pack, store.catalogue) as reader:
+        numbers = reader.skeleton(pack.index.layers[raw]).contents
+        own = next(number for number in numbers if number < pack.index.own)
+        span = pack.index.frames[reader.pack.record(own).place]
+    data = bytearray(pack.path.read_bytes())
+    data[span.offset + span.packed // 2] ^= 1
+    pack.path.chmod(0o644)
+    pack.path.write_bytes(data)
+
+
 def test_a_damaged_layer_is_found_and_built_again(build: Build) -> None:
     layer = build.row("parse-1.20.1").layers[-1]
-    (packed,) = (build.results / "store").rglob(f"{layer.digest.removeprefix('sha256:')}*")
-    packed.chmod(0o644)
-    content = bytearray(packed.read_bytes())
-    content[len(content) // 2] ^= 1
-    packed.write_bytes(content)
+    damage(Store(build.results / "store"), layer.digest)
     found = build.minisandbox("store", "verify")
     assert found.returncode == 1
     assert layer.digest in found.stdout

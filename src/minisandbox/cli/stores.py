@@ -38,7 +38,7 @@ def add_commands(commands: Subparsers) -> None:
         "pack", help="move loose layers into a pack, where what they have in common is kept once"
     )
     _add_place(pack)
-    pack.add_argument("--level", type=int, help="of zstd, 1 to 22 (default: 19)")
+    pack.add_argument("--level", type=int, help="of zstd, 1 to 22 (default: 12)")
     pack.add_argument("--threads", type=int, help="that compress (default: one a processor)")
     pack.add_argument(
         "--summary", type=Path, help="write what the store holds then, as `store ls --json` does"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from minisandbox.store.packs.skeleton import Skeleton
@@ -20,17 +20,23 @@ FRAME_TARGET = 512 << 10
 #: Bytes at which a frame of versions of one file ends.
 VERSIONS_TARGET = 8 << 20
 
-#: Names by which two layers are compared: those whose checksums are smallest, a fair sample.
-_SAMPLE = 64
+#: Names, or contents, by which two layers are compared: those with the smallest checksums, which is
+#: a sample of either in the same proportion.
+_SAMPLE = 256
 #: Share of them that layers of one kind have in common at least.
 _ALIKE = 0.3
+
+#: Layers of one kind that are put in order: the time grows with the square.
+_CHAINED = 2000
+#: Spreads consecutive numbers over all of 32 bits (Knuth's multiplicative hash).
+_SCATTER = 2_654_435_761
 
 _NUMBERS = re.compile(rb"\d+")
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A content to arrange: where it was met first, and in the how-manieth layer."""
+    """A content to arrange: a path that it has, and in the how-manieth layer it comes first."""
 
     number: int
     size: int
@@ -66,16 +72,40 @@ def arrange(contents: Iterable[Content]) -> Iterator[list[Content]]:
         yield frame
 
 
-def by_likeness(layers: Mapping[bytes, Skeleton]) -> Iterator[bytes]:
-    """The layers, those with mostly the same names after each other, else in the order given."""
+def by_likeness(layers: Mapping[bytes, Skeleton]) -> list[bytes]:
+    """The layers so that like ones are neighbours, as checkouts of neighbouring commits are.
+
+    Nothing else tells that two layers are near: they may have one date, and names are digests.
+    """
     kinds: list[tuple[frozenset[int], list[bytes]]] = []
     for digest, skeleton in layers.items():
-        sample = frozenset(heapq.nsmallest(_SAMPLE, {zlib.crc32(name) for name in skeleton.names}))
+        sample = _smallest(zlib.crc32(name) for name in skeleton.names)
         for first, members in kinds:
             if len(sample & first) >= _ALIKE * max(len(sample), len(first)):
                 members.append(digest)
                 break
         else:
             kinds.append((sample, [digest]))
-    for _, members in kinds:
+    return [digest for _, members in kinds for digest in _chained(members, layers)]
+
+
+def _chained(members: Sequence[bytes], layers: Mapping[bytes, Skeleton]) -> Iterator[bytes]:
+    """Layers of one kind, each after the one that it shares most contents with."""
+    if len(members) > _CHAINED:
         yield from members
+        return
+    samples = {
+        digest: _smallest(number * _SCATTER & 0xFFFF_FFFF for number in layers[digest].contents)
+        for digest in members
+    }
+    here = members[0]
+    while True:
+        yield here
+        sample = samples.pop(here)
+        if not samples:
+            return
+        here = max(samples, key=lambda digest: len(samples[digest] & sample))
+
+
+def _smallest(numbers: Iterable[int]) -> frozenset[int]:
+    return frozenset(heapq.nsmallest(_SAMPLE, set(numbers)))

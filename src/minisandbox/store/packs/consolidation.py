@@ -7,15 +7,13 @@ builders and readers are not held up.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from minisandbox import atomic, keys
-from minisandbox.archive.reading import Malformed, Reader
 from minisandbox.errors import LayerDamaged, LayerMissing, MiniSandboxError
 from minisandbox.store.faults import explained
 from minisandbox.store.incoming import incoming, keep
@@ -77,7 +75,7 @@ class _Consolidation:
         self._drop_packed(loose)
         left = [digest for digest in self._store.loose() if digest in loose]
         if left:
-            self._pack(self._neighbours(left))
+            self._pack(left)
         return self._done
 
     def _drop_packed(self, digests: Iterable[str]) -> None:
@@ -110,19 +108,6 @@ class _Consolidation:
             self._done.loose_bytes += path.stat().st_size
             path.unlink()
             self._done.layers.append(digest)
-
-    def _neighbours(self, digests: Iterable[str]) -> list[str]:
-        """The layers in the order of the dates in them: neighbouring commits are near-equal."""
-        dated: list[tuple[int, str]] = []
-        for digest in digests:
-            first = None
-            try:
-                with self._store.stored(digest) as layer:
-                    first = next(iter(Reader(io.BufferedReader(layer.unchecked()))), None)
-            except (LayerDamaged, LayerMissing, PackDamaged, Malformed):
-                pass  # Who reads it whole says what is wrong.
-            dated.append((first.mtime if first else 0, digest))
-        return [digest for _, digest in sorted(dated)]
 
     def _pack(self, digests: list[str]) -> None:
         refused: set[bytes] = set()
@@ -203,18 +188,27 @@ class _Consolidation:
         elsewhere: Mapping[int, Elsewhere],
         spool: Spool,
     ) -> None:
-        used = {n for skeleton in skeletons.values() for n in skeleton.contents}
+        order = by_likeness(skeletons)
+        first: dict[int, int] = {}
+        for place, raw in enumerate(order):
+            for number in skeletons[raw].contents:
+                first.setdefault(number, place)
+        fresh = [
+            replace(content, layer=first[content.number])
+            for content in scanner.fresh
+            if content.number in first  # of layers that are packed after all
+        ]
         catalogue = self._store.catalogue
         sequence = max((pack.index.sequence for pack in catalogue.packs()), default=0) + 1
         with incoming(self._store.root) as (path, fd):
-            self._report(f"compressing {len(scanner.fresh)} contents")
+            self._report(f"compressing {len(fresh)} contents")
             PackWriter(fd, level=self._level, threads=self._threads).write(
                 sequence=sequence,
-                skeletons={raw: skeletons[raw] for raw in by_likeness(skeletons)},
-                fresh=[content for content in scanner.fresh if content.number in used],
+                skeletons={raw: skeletons[raw] for raw in order},
+                fresh=fresh,
                 sha256s=scanner.sha256s,
                 sizes=scanner.sizes,
-                elsewhere={n: there for n, there in elsewhere.items() if n in used},
+                elsewhere={n: there for n, there in elsewhere.items() if n in first},
                 spool=spool,
             )
             pack = load(path)

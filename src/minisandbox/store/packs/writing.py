@@ -20,8 +20,8 @@ from minisandbox.store.packs.arrangement import Content, arrange
 from minisandbox.store.packs.scanning import Spool
 from minisandbox.store.packs.skeleton import NO_CONTENT, Skeleton
 
-#: Measured on layers of real environments and checkouts: see ADR 0018.
-DEFAULT_LEVEL = 19
+#: Beyond it each percent of size costs ten times the processor time (ADR 0018).
+DEFAULT_LEVEL = 12
 #: Bytes of the skeletons in one frame: neighbours share nearly everything.
 SKELETONS_TARGET = 8 << 20
 #: Window of frames of one content that is too large to hold.
