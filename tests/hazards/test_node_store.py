@@ -163,6 +163,7 @@ def check_whole(project: Project) -> None:
     assert not [*project.node.base.glob("*/.*.tmp")]
 
 
+@pytest.mark.timeout(120 + 30 * ROUNDS)
 def test_eight_processes_of_which_one_is_killed(fresh: Project) -> None:
     names = list(fresh.layers)
     chance = random.Random(3)
@@ -190,6 +191,29 @@ def test_eight_processes_of_which_one_is_killed(fresh: Project) -> None:
     assert killed >= ROUNDS // 4
 
 
+def test_what_snapshots_and_forks_stand_on_stays(fresh: Project) -> None:
+    layers, limit = fresh.layers["small-1"], 1
+    fresh.use("small-0")  # the reference of the other
+    with stack(layers, store=fresh.store, node=fresh.node) as stacked:
+        box = Sandbox.start(
+            stacked.layers, scratch=fresh.node.scratch, idmap=IDMAP, lease=stacked.lease
+        )
+    snapshot = box.snapshot()
+    box.close()
+    collect(fresh.node, limit)
+    with box.start_from(snapshot) as again:
+        snapshot.close()
+        collect(fresh.node, limit)
+        with again.fork() as fork:
+            again.close()
+            collect(fresh.node, limit)
+            assert fork.run("cat /testbed/made.txt /testbed/d2/f2").text.startswith("made 1\n2\n")
+        assert len(list(items_in(fresh.node.base))) == 4
+    collect(fresh.node, limit)
+    assert list(items_in(fresh.node.base)) == []
+
+
+@pytest.mark.timeout(120 + 10 * ROUNDS)
 def test_nothing_in_use_is_collected(fresh: Project) -> None:
     names = list(fresh.layers)
 
@@ -296,10 +320,12 @@ from minisandbox.store import NodeStore, StoreUnusable
 project = test_node_store.Project(Path(sys.argv[1]))
 chance = random.Random(5)
 full = whole = 0
-for number in range(12):
-    size = chance.randrange(300, 6000)
+for _ in range(6):
+    left = chance.randrange(300, 6000) << 10
     project.node = NodeStore(Path(sys.argv[1]) / "full", test_node_store.IDMAP)
-    assert os.system(f"mount -t tmpfs -o size={size}k none full") == 0
+    assert os.system("mount -t tmpfs -o size=64m none full") == 0
+    ballast = Path("full/ballast")
+    ballast.write_bytes(bytes((64 << 20) - left))
     for name in project.layers:
         try:
             project.use(name)
@@ -309,7 +335,7 @@ for number in range(12):
             full += 1
     found = list(test_node_store.verify_node(project.node, project.store))
     assert [item.problem for item in found] == [None] * len(found), found
-    assert os.system("mount -o remount,size=64m full") == 0
+    ballast.unlink()
     test_node_store.check_whole(project)
     project.start("small-2")
     assert os.system("umount -l full") == 0
@@ -317,6 +343,7 @@ print(full, whole)
 """
 
 
+@pytest.mark.timeout(300)
 def test_a_disk_that_is_full_at_any_moment(tmp_path: Path) -> None:
     """Also: a node store on tmpfs."""
     (tmp_path / "full").mkdir()
@@ -331,6 +358,7 @@ def test_a_disk_that_is_full_at_any_moment(tmp_path: Path) -> None:
     assert whole > 0
 
 
+@pytest.mark.timeout(180)
 def test_store_commands(
     fresh: Project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from minisandbox.errors import InvalidInput
 from minisandbox.sizes import parse_size
-from minisandbox.store import budget
+from minisandbox.store import budget, calibrating
 from minisandbox.store.budget import DEFAULT_BUDGET, granted, io_budget
 from minisandbox.store.calibrating import Level, enough
 
@@ -112,6 +112,22 @@ def test_as_few_unpackers_as_nearly_bring_the_most() -> None:
     assert enough([Level(1, 100), Level(2, 180), Level(4, 195), Level(8, 190)]) == 2
     assert enough([Level(1, 100), Level(2, 90), Level(4, 80), Level(8, 60)]) == 1
     assert enough([Level(1, 100), Level(2, 200), Level(4, 400), Level(8, 800)]) == 8
+
+
+def test_a_device_is_measured_and_what_follows_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(budget.VARIABLE, raising=False)
+    for name, value in (("_SMALL", 20), ("_LARGE", 1), ("_LARGE_SIZE", 64 << 10), ("UNIT", 1)):
+        monkeypatch.setattr(calibrating, name, value)
+    said: list[str] = []
+    found = calibrating.calibrate(tmp_path / "node", said.append)
+    assert [level.unpackers for level in found.levels] == [1, 2, 4, 8]
+    assert found.budget == enough(found.levels) * DEFAULT_BUDGET // 2
+    assert io_budget(tmp_path / "node") == found.budget
+    assert list(calibrating.calibrations(tmp_path / "node")) == [found]
+    assert len(said) == 8
+    assert not [*(tmp_path / "node").glob(".calibration-*")]
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import subprocess
+import tarfile
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
+from minisandbox.archive import PackStats
 from minisandbox.idmap import IdMap, call_mapped, current, remove_tree, single
 from minisandbox.records.layer import LayerRef
 from minisandbox.sizes import LIMIT_VARIABLE
@@ -83,7 +87,7 @@ def place(tmp_path: Path, idmap: IdMap) -> Iterator[Place]:
         remove_tree(path, idmap)
 
 
-def names(done: Collected) -> list[str]:
+def names_of(done: Collected) -> list[str]:
     return [item.name for item in done.removed]
 
 
@@ -102,6 +106,31 @@ def test_every_inode_is_counted_once(place: Place) -> None:
     assert found.total == place.on_disk() - folders
 
 
+def test_a_tree_of_any_depth_is_counted_and_checked(place: Place) -> None:
+    stream = io.BytesIO()
+    names = [f"{'d' * 60}/" * depth for depth in range(1, 400)]  # beyond what a path can be
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name in names:
+            member = tarfile.TarInfo(name)
+            member.type, member.mode, member.mtime = tarfile.DIRTYPE, 0o755, DATE
+            tar.addfile(member)
+        member = tarfile.TarInfo(names[-1] + "file")
+        member.size, member.mode, member.mtime = 50_000, 0o644, DATE
+        tar.addfile(member, io.BytesIO(b"x" * 50_000))
+    data = stream.getvalue()
+
+    def write(out: BinaryIO) -> PackStats:
+        out.write(data)
+        return PackStats(50_000, 1)
+
+    ref = place.store.add_written("environment", write)
+    place.node.ensure(place.store, ref.digest)
+    (item,) = survey(place.node.base, place.idmap).items
+    assert item.tree.apparent == 50_000
+    assert [found.problem for found in verify_node(place.node, place.store)] == [None]
+    assert names_of(collect(place.node, 1)) == [item.name]
+
+
 def test_what_was_not_used_for_longest_goes_first(place: Place) -> None:
     refs = [place.layer(seed) for seed in range(4)]
     paths = [place.node.ensure(place.store, ref.digest) for ref in refs]
@@ -112,7 +141,7 @@ def test_what_was_not_used_for_longest_goes_first(place: Place) -> None:
     plan = collect(place.node, limit, dry_run=True)
     assert all(path.is_dir() for path in paths)
     done = collect(place.node, limit)
-    assert names(plan) == names(done) == [paths[0].name, paths[2].name]
+    assert names_of(plan) == names_of(done) == [paths[0].name, paths[2].name]
     assert [path.is_dir() for path in paths] == [False, True, False, True]
     after = survey(place.node.base, place.idmap)
     assert after.total == done.after == plan.after <= limit
@@ -171,10 +200,10 @@ def test_a_reference_stays_as_long_as_a_source_lies_on_it(place: Place) -> None:
     with place.node.lease() as lease:
         place.node.ensure_source(place.store, refs[1].digest, group="g", lease=lease)
         done = collect(place.node, 1)
-        assert names(done) == [paths[2].name]
+        assert names_of(done) == [paths[2].name]
     place.used(paths[0], 900)
     # The reference was used with what lies on it, so it is as young, and goes last.
-    assert names(collect(place.node, 1)) == [paths[1].name, paths[0].name]
+    assert names_of(collect(place.node, 1)) == [paths[1].name, paths[0].name]
 
 
 def test_byte_code_goes_with_its_layer_and_not_alone(place: Place) -> None:
@@ -190,8 +219,8 @@ def test_byte_code_goes_with_its_layer_and_not_alone(place: Place) -> None:
     for ago, item in ((900, path), (100, code), (500, other)):
         place.used(item, ago)
     total = survey(place.node.base, place.idmap).total
-    assert names(collect(place.node, total - 1)) == [other.name], "byte-code was used with it"
-    assert names(collect(place.node, 1)) == [code.name, path.name]
+    assert names_of(collect(place.node, total - 1)) == [other.name], "byte-code was used with it"
+    assert names_of(collect(place.node, 1)) == [code.name, path.name]
 
 
 def test_a_limit_is_kept_while_layers_are_unpacked(
