@@ -17,6 +17,7 @@ from minisandbox.errors import LayerDamaged
 from minisandbox.idmap import IdMap, call_mapped, remove_tree
 from minisandbox.sandbox import Limits, Sandbox
 from minisandbox.store import NodeStore, Store
+from minisandbox.store.checking import verify_node
 from minisandbox.store.gitobjects import read_index, trees
 from minisandbox.store.packs.consolidation import consolidate
 
@@ -213,6 +214,36 @@ def test_copying_one_equal_file_over_another_works(opened: Callable[..., Sandbox
                 box,
                 f'python3 -c \'import shutil; shutil.copyfile("package/__init__.py", "{target}")\'',
             )
+
+
+def test_objects_and_files_are_verified_by_their_names(
+    packed: tuple[Store, dict[str, Checkout]], node: NodeStore
+) -> None:
+    store, checkouts = packed
+    layers = [checkouts[step].layer.digest for step in ("first", "edited", "turned", "converted")]
+    for digest in layers:
+        node.ensure_source(store, digest, group="one")
+    found = list(verify_node(node, store))
+    assert [(item.problem, item.unchecked) for item in found] == [(None, "")] * 4
+    tree = node.source(layers[1])[-1]
+
+    def damage() -> str:
+        objects = tree / "testbed/.git/objects"
+        path = next(path for path in objects.glob("??/*") if path.is_file())
+        date, data = path.stat().st_mtime_ns, bytearray(path.read_bytes())
+        data[-5] ^= 1
+        path.chmod(0o644)
+        path.write_bytes(data)
+        path.chmod(0o444)
+        os.utime(path, ns=(date, date))
+        return str(path.relative_to(tree))
+
+    path = call_mapped(node.idmap, damage)
+    found = [item for item in verify_node(node, store) if item.problem is not None]
+    assert [item.name for item in found if item.problem == f"{path} has another content"]
+    for digest in layers:
+        node.ensure_source(store, digest, group="one")
+    assert all(item.problem is None for item in verify_node(node, store))
 
 
 def test_sandboxes_of_one_reference_do_not_see_each_other(opened: Callable[..., Sandbox]) -> None:

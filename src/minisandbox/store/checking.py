@@ -328,7 +328,7 @@ def _compare_objects(
     """Check git's objects that were made here, and take them out of ``extra``."""
     with Checkout(trees) as checkout:
         try:
-            lacking = missing({os.fsdecode(path) for path in entries}, checkout)
+            lacking = missing(entries.keys(), checkout)
         except ValueError as error:
             found.add(OBJECTS.encode(), f"cannot be told: {error}")
             return
@@ -361,7 +361,7 @@ def _compare_books(source: Path, entries: Sequence[Entry], found: _Problems) -> 
     except (OSError, ValueError):
         kept, names = [], b"?"
     with Checkout([source / sources.TREE]) as checkout:
-        lacking = missing({os.fsdecode(entry.path) for entry in entries}, checkout)
+        lacking = missing({entry.path for entry in entries}, checkout)
     expected = b"".join(sorted(lacking.names)) if lacking else b""
     if kept != list(entries) or names != expected:
         found.add(sources.LISTING.encode(), "is not that of its files")
