@@ -58,7 +58,7 @@ class Calibration:
 
 def calibrate(root: Path, report: Callable[[str], None]) -> Calibration:
     """Measure the device of the node store ``root`` and keep what follows, for all that unpack
-    there from now on. Writes about 700 MB. Raises ``StoreUnusable``.
+    there from now on. Writes about 750 MB. Raises ``StoreUnusable``.
     """
     with explained("measure the device of the node store", root):
         make_passable(root)
