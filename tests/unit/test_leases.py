@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -63,22 +64,31 @@ def test_it_dies_with_its_process_and_is_no_programs(tmp_path: Path) -> None:
         os.killpg(process.pid, 9)
 
 
-def test_a_forked_child_holds_it_too_and_can_take_more(tmp_path: Path) -> None:
+def test_a_forked_child_holds_nothing_of_it_and_can_hold_its_own(tmp_path: Path) -> None:
     lease = Lease(tmp_path / "uses")
     lease.add("a")
+    here, there = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
             with Lease(tmp_path / "uses") as own:
                 own.add("b")
+                assert in_use(tmp_path, "a")
             lease.close()
+            assert in_use(tmp_path, "a"), "it is the parent's"
+            there.send(b"x")
+            there.recv(1)
             code = 0
         finally:
             os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert in_use(tmp_path, "a")
+    here.recv(1)
     lease.close()
+    assert not in_use(tmp_path, "a"), "whatever the child does"
+    here.send(b"x")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    here.close()
+    there.close()
 
 
 def test_uses_are_noted(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ _NOTED = 60.0
 class Lease(Shared):
     """Keeps directories of a node store from being collected, until the last who needs it ends.
 
-    ``uses`` is the store's directory of locks. Processes that this one forks hold it as well, until
-    they end.
+    ``uses`` is the store's directory of locks. It is this process's: those that it forks, which may
+    live on for hours, hold nothing of it, as they cannot end its sandboxes either.
     """
 
     def __init__(self, uses: Path) -> None:
@@ -87,7 +87,9 @@ class _Table:
 
     def give(self, path: str) -> None:
         with self._lock:
-            use = self._uses[path]
+            use = self._uses.get(path)
+            if use is None:
+                return  # of the process that this one was forked from
             use.count -= 1
             if use.count:
                 return
@@ -96,9 +98,16 @@ class _Table:
             if use.fd is not None:
                 os.close(use.fd)
 
-    def renew(self) -> None:
-        """Have a free lock: in a forked child, one that another thread held stays locked."""
+    def forget(self) -> None:
+        """Hold nothing, in a forked child: closing its copies ends no lock of the parent's.
+
+        Nor is the parent's lock of this table any use there: another thread may have held it.
+        """
         self._lock = threading.Lock()
+        uses, self._uses = self._uses, {}
+        for use in uses.values():
+            if use.fd is not None:
+                os.close(use.fd)
 
 
 def _lock_shared(path: str) -> int | None:
@@ -122,4 +131,4 @@ def _lock_shared(path: str) -> int | None:
 
 
 _TABLE = _Table()
-os.register_at_fork(after_in_child=_TABLE.renew)
+os.register_at_fork(after_in_child=_TABLE.forget)
