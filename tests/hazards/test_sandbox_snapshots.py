@@ -87,7 +87,7 @@ def test_a_copy_never_leaves_the_tree(start, tmp_path: Path) -> None:
     background(box, EXCHANGE, str(outside))
     assert box.run("until [ -e /ready ]; do sleep 0.01; done", timeout=50).ok
     copies = 0
-    for _ in range(30):
+    for _ in range(300):
         try:
             fork = box.fork()
         except OSError:

@@ -254,10 +254,14 @@ def test_a_run_that_the_machine_failed_is_no_verdict_unless_it_is_resolved(grade
 def test_a_patch_that_writes_to_git_s_own_files_is_not_applied(grade, tmp_path: Path) -> None:
     patch = tmp_path / "my.patch"
     hook = "--- /dev/null\n+++ b/.git/hooks/post-checkout\n@@ -0,0 +1 @@\n+#!/bin/sh\n"
-    patch.write_text("@@ -1,9 +1,9 @@ is no hunk\n" + FIX + hook)
-    code, answer = grade("good", "--patch", str(patch))
-    assert (code, answer["outcome"]) == (0, "patch")
-    assert ".git/hooks" in answer["reason"]
+    for text, said in (
+        (FIX + hook, ".git/hooks"),
+        ("@@ -1,9 +1,9 @@ is no hunk\n" + FIX + hook, "does not apply"),
+    ):
+        patch.write_text(text)
+        code, answer = grade("good", "--patch", str(patch))
+        assert (code, answer["outcome"]) == (0, "patch")
+        assert said in answer["reason"]
 
 
 @pytest.mark.parametrize(

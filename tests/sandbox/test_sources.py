@@ -188,6 +188,17 @@ def test_one_that_differs_little_is_a_difference(
     assert files < 60
 
 
+def test_a_reference_that_cannot_be_read_is_none(
+    packed: tuple[Store, dict[str, Checkout]], node: NodeStore
+) -> None:
+    store, checkouts = packed
+    (first,) = node.ensure_source(store, checkouts["first"].layer.digest, group="one")
+    written = first.with_name("listing")
+    call_mapped(node.idmap, partial(written.write_bytes, b"of another version"))
+    assert len(node.ensure_source(store, checkouts["edited"].layer.digest, group="one")) == 1
+    assert len(node.ensure_source(store, checkouts["turned"].layer.digest, group="one")) == 2
+
+
 def test_equal_files_of_two_checkouts_are_one_and_of_one_are_two(
     packed: tuple[Store, dict[str, Checkout]], node: NodeStore
 ) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from minisandbox.archive.members import BLOCK, Kind, Member, encode_header, padding
 from minisandbox.archive.reading import Reader
@@ -150,6 +151,8 @@ def test_a_listing_survives_being_written(tmp_path: Path) -> None:
     assert listing.decode(listing.encode(entries)) == entries
     with pytest.raises(ValueError, match=r"rame|zst"):
         listing.decode(b"no listing")
+    with pytest.raises(ValueError, match="another version"):
+        listing.decode(zstandard.compress(b"[]"))
 
 
 def test_recording_hashes_what_passes() -> None:

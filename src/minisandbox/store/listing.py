@@ -6,13 +6,15 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import zstandard
 
 from minisandbox.archive import Members
 from minisandbox.archive.members import Kind, Member
 
+#: Of the bytes that ``encode`` makes.
+_VERSION = 1
 #: Bytes of a listing: more than any layer that ``archive.Limits`` lets in could need.
 _LIMIT = 1 << 31
 
@@ -110,15 +112,18 @@ def encode(entries: Iterable[Entry]) -> bytes:
         ]
         for entry in entries
     ]
-    return zstandard.compress(json.dumps(rows).encode(), 3)
+    return zstandard.compress(json.dumps({"version": _VERSION, "rows": rows}).encode(), 3)
 
 
 def decode(data: bytes) -> list[Entry]:
-    """What ``encode`` made; raises ``ValueError``."""
+    """What ``encode`` made; raises ``ValueError``, also for what another version of it made."""
     try:
-        rows = json.loads(zstandard.decompress(data, max_output_size=_LIMIT))
+        told = json.loads(zstandard.decompress(data, max_output_size=_LIMIT))
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
+    if not isinstance(told, dict) or cast("dict[str, Any]", told).get("version") != _VERSION:
+        raise ValueError("it is a listing of another version")
+    rows = cast("dict[str, Any]", told)["rows"]
     return [
         Entry(
             os.fsencode(path),

@@ -56,11 +56,13 @@ class Reference:
 
     @classmethod
     def read(cls, path: Path) -> Reference | None:
-        """The reference at ``path``, or None if it is none."""
+        """The reference at ``path``, or None if it is none, or one that this version cannot read:
+        then another takes its place.
+        """
         try:
             entries = listing.decode((path / LISTING).read_bytes())
             names = (path / OBJECT_NAMES).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, ValueError):
             return None
         objects = frozenset(names[at : at + 20] for at in range(0, len(names), 20))
         return cls(path, {entry.path: entry for entry in entries}, objects)
