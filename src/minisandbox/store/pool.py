@@ -19,7 +19,6 @@ from pathlib import Path
 
 from minisandbox.archive.members import Member
 from minisandbox.archive.unpacking import Parts, Write
-from minisandbox.closing import Closing
 from minisandbox.store.listing import Entry
 
 #: Files up to this size are held in memory until their digest is known; larger ones are written
@@ -40,7 +39,7 @@ def kind_of_file(file: Entry) -> str:
     return f"{file.content}-{file.mode & 0o1777:o}-{file.mtime // _SECOND}" if plain else ""
 
 
-class Pool(Closing):
+class Pool:
     """A directory of files that layers link to; makes the files of one layer.
 
     ``digest`` tells the SHA-256 of the content that is being added: before it is read where that is
@@ -51,14 +50,10 @@ class Pool(Closing):
     def __init__(
         self, directory: Path, digest: Callable[[], str], taken: Mapping[str, int] | None = None
     ) -> None:
-        self._fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._place = os.fspath(directory)
         self._digest = digest
         self._taken = Counter(taken or {})
         self._made: list[tuple[Parts, str]] = []
-
-    def close(self) -> None:
-        """Close the directory."""
-        os.close(self._fd)
 
     def add(
         self, member: Member, parts: Parts, parent: int, content: Iterator[bytes], write: Write
@@ -86,7 +81,7 @@ class Pool(Closing):
         """Whether a file like this would be a link: the next of its kind is there."""
         kind = kind_of_file(file)
         try:
-            os.stat(_name(kind, self._taken[kind]), dir_fd=self._fd, follow_symlinks=False)
+            os.lstat(self._path(_name(kind, self._taken[kind])))
         except FileNotFoundError:
             return False
         return bool(kind)
@@ -110,7 +105,7 @@ class Pool(Closing):
 
     def _link(self, name: str, target: bytes, parent: int) -> bool:
         try:
-            os.link(name, target, src_dir_fd=self._fd, dst_dir_fd=parent, follow_symlinks=False)
+            os.link(self._path(name), target, dst_dir_fd=parent, follow_symlinks=False)
         except OSError as error:
             if error.errno in _NO_LINK:
                 return False
@@ -120,7 +115,7 @@ class Pool(Closing):
     def _replace(self, name: str, target: bytes, parent: int) -> bool:
         """Put a link to ``name`` in the place of an equal file, if the pool has it."""
         try:
-            os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+            os.lstat(self._path(name))
         except FileNotFoundError:
             return False
         beside = b".wh." + os.urandom(8).hex().encode()  # no member can be called so
@@ -130,23 +125,20 @@ class Pool(Closing):
         return True
 
     def _enter(self, path: bytes, root: int, name: str) -> None:
+        target = self._path(name)
         try:
             try:
-                os.link(path, name, src_dir_fd=root, dst_dir_fd=self._fd, follow_symlinks=False)
+                os.link(path, target, src_dir_fd=root, follow_symlinks=False)
             except FileNotFoundError:
-                _make_fan(name.partition("/")[0], self._fd)
-                os.link(path, name, src_dir_fd=root, dst_dir_fd=self._fd, follow_symlinks=False)
+                os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
+                os.link(path, target, src_dir_fd=root, follow_symlinks=False)
         except OSError:
             return  # Somebody was faster, or there is no room: then it is not shared.
+
+    def _path(self, name: str) -> str:
+        return f"{self._place}/{name}"
 
 
 def _name(kind: str, slot: int) -> str:
     """Where a file lies in the pool."""
     return f"{kind[:2]}/{kind[2:]}-{slot}"
-
-
-def _make_fan(name: str, parent: int) -> None:
-    try:
-        os.mkdir(name, 0o755, dir_fd=parent)
-    except FileExistsError:
-        return

@@ -376,7 +376,6 @@ class NodeStore:
         pool, writer = made
         sync_file_system(work)
         pool.share(work / sources.TREE)
-        pool.close()
         if writer is not None:
             writer.share()
 
