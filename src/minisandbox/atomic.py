@@ -78,6 +78,7 @@ def locked(path: Path, *, shared: bool = False) -> Generator[None]:
         fcntl.flock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
     finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # or a child that was forked meanwhile keeps it
         os.close(fd)
 
 

@@ -271,3 +271,18 @@ def test_errors_are_sentences(packed: Packed) -> None:
     with pytest.raises(MiniSandboxError, match=r"is not in .*; build it again"):
         with packed.fresh().open(next(iter(packed.tars))):
             pass
+
+
+def test_what_is_built_again_does_not_go_for_what_was_given_up(packed: Packed) -> None:
+    """A pack that is sound, but was marked after a read error that passed, still counts for
+    nothing: the layer that took its place must stay.
+    """
+    digest, tree = next(iter(packed.trees.items()))
+    store = packed.fresh()
+    store.discard(digest)
+    assert not store.has(digest)
+    assert store.add("environment", tree, date=DATE, idmap=IDMAP).digest == digest
+    for _ in range(2):
+        consolidate(store, threads=1)
+        with packed.fresh().open(digest) as stream:
+            assert stream.read() == packed.tars[digest]

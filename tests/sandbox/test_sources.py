@@ -8,9 +8,11 @@ import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
+from minisandbox import archive
 from minisandbox.archive.members import BLOCK, Kind, Member, encode_header, padding
 from minisandbox.build.checkouts.checkout import Checkout, make_checkout
 from minisandbox.errors import LayerDamaged
@@ -51,6 +53,8 @@ def grow(folder: Path) -> Iterator[str]:
     (folder / "swapped").mkdir()
     (folder / "swapped/inner").write_text("inner\n")
     (folder / "other").write_text("a file\n")
+    (folder / "lines.txt").write_text("one\ntwo\n")
+    (folder / "keyword.id").write_text("$Id$\n")
     yield "first"
     (folder / "package/part2/module2.py").write_text("value = 'changed'\n")
     (folder / "package/part3/__init__.py").write_bytes(b"")  # one more of what there are three of
@@ -66,8 +70,6 @@ def grow(folder: Path) -> Iterator[str]:
     (folder / "link").symlink_to("tool.sh")
     yield "turned"
     (folder / ".gitattributes").write_text("*.txt text eol=crlf\n*.id ident\n")
-    (folder / "lines.txt").write_text("one\ntwo\n")
-    (folder / "keyword.id").write_text("$Id$\n")
     yield "converted"
     for number in range(40, 400):
         (folder / f"package/part0/module{number}.py").write_text(f"{number}\n")
@@ -141,12 +143,22 @@ def said(sandbox: Sandbox, command: str) -> str:
     return result.stdout.decode("utf-8", "surrogateescape").strip()
 
 
-@pytest.mark.parametrize("step", ["edited", "turned", "converted", "grown"])
+@pytest.mark.parametrize(
+    ("reference", "step"),
+    [
+        ("first", "edited"),
+        ("first", "turned"),
+        ("first", "converted"),
+        ("converted", "first"),
+        ("turned", "first"),
+        ("first", "grown"),
+    ],
+)
 def test_a_checkout_is_that_of_its_commit(
-    opened: Callable[..., Sandbox], upstream: tuple[Path, Commits], step: str
+    opened: Callable[..., Sandbox], upstream: tuple[Path, Commits], reference: str, step: str
 ) -> None:
     folder, commits = upstream
-    opened("first").close()
+    opened(reference).close()
     with opened(step) as box:
         assert said(box, "git status --porcelain; git stash list; git remote") == ""
         assert said(box, "git fsck --full --strict --no-progress --unreachable") == ""
@@ -197,6 +209,68 @@ def test_a_reference_that_cannot_be_read_is_none(
     call_mapped(node.idmap, partial(written.write_bytes, b"of another version"))
     assert len(node.ensure_source(store, checkouts["edited"].layer.digest, group="one")) == 1
     assert len(node.ensure_source(store, checkouts["turned"].layer.digest, group="one")) == 2
+
+
+def test_a_source_is_made_anew_where_its_reference_became_a_difference(
+    packed: tuple[Store, dict[str, Checkout]], node: NodeStore, opened: Callable[..., Sandbox]
+) -> None:
+    store, checkouts = packed
+    first, edited, turned = (checkouts[step].layer.digest for step in ("first", "edited", "turned"))
+    (below,) = node.ensure_source(store, first, group="group")
+    assert len(node.ensure_source(store, edited, group="group")) == 2
+    remove_tree(below.parent, node.idmap)
+    assert len(node.ensure_source(store, turned, group="group")) == 1
+    assert len(node.ensure_source(store, first, group="group")) == 2
+    with opened("edited") as box:
+        assert said(box, "git status --porcelain; git fsck --full --no-progress") == ""
+
+
+def test_a_reference_shows_nothing_that_it_does_not_list(
+    packed: tuple[Store, dict[str, Checkout]], node: NodeStore
+) -> None:
+    store, checkouts = packed
+    with store.open(checkouts["first"].layer.digest) as stream:
+        honest = stream.read()
+    more = tar({b"testbed/evil/conftest.py": b"raise SystemExit\n"})  # in no listed directory
+    layer = store.add_written("source", lambda out: _write(out, honest[: -2 * BLOCK] + more))
+    node.ensure_source(store, layer.digest, group="one")
+    folders = node.ensure_source(store, checkouts["edited"].layer.digest, group="one")
+    assert not any((folder / "testbed/evil").exists() for folder in folders)
+
+
+def _write(out: BinaryIO, data: bytes) -> archive.PackStats:
+    out.write(data)
+    return archive.PackStats(len(data), 1)
+
+
+def test_byte_code_that_a_project_tracks_keeps_its_objects(
+    tmp_path: Path, node: NodeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINISANDBOX_NODE_STORE", str(tmp_path / "builds"))
+    work = tmp_path / "work"
+    (work / "__pycache__").mkdir(parents=True)
+    git(work, "init", "-q", "-b", "main")
+    for name in ("module.py", "module.pyc", "__pycache__/module.cpython-39.pyc"):
+        (work / name).write_text(name)
+    git(work, "add", "-A", "-f")
+    git(work, "commit", "-q", "-m", "x")
+    store = Store(tmp_path / "store")
+    checkout = make_checkout(
+        work / ".git",
+        git(work, "rev-parse", "HEAD").strip(),
+        history="none",
+        store=store,
+        log=tmp_path / "log",
+        name="x",
+        url="here",
+        clone="here",
+        limits=Limits(),
+    )
+    folders = node.ensure_source(store, checkout.layer.digest, group="one")
+    with Sandbox.start(folders, scratch=node.scratch, idmap=node.idmap, cwd="/testbed") as box:
+        assert said(box, "git fsck --full --no-progress") == ""
+        assert said(box, "git show HEAD:module.pyc") == "module.pyc"
+    remove_tree(tmp_path / "builds", node.idmap)
 
 
 def test_equal_files_of_two_checkouts_are_one_and_of_one_are_two(
@@ -328,8 +402,6 @@ def test_a_checkout_that_contradicts_itself_is_refused(
 
 def store_tar(store: Store, place: Path, data: bytes, idmap: IdMap) -> str:
     """Store what a tar holds."""
-    from minisandbox import archive
-
     target = place / "laid"
     call_mapped(idmap, partial(archive.unpack, io.BytesIO(data), target, idmap=idmap))
     digest = store.add("source", target, date=1_600_000_000, idmap=idmap).digest

@@ -101,8 +101,9 @@ def _stack(
                 node.ensure_source(store, layer.digest, group=group, size=size, lease=lease)
             )
         else:
-            # No two layers of a stack may share files, and some kinds come more than once.
-            pool = f"{layer.kind}-{seen[layer.kind]}"
+            # No two layers of a stack may share files, and some kinds come more than once. Services
+            # come in any selection, so which of them a service is says nothing.
+            pool = "" if layer.kind == "service" else f"{layer.kind}-{seen[layer.kind]}"
             folder = node.ensure(store, layer.digest, pool=pool, size=size, lease=lease)
             (base if layer.kind == "base" else folders).append(folder)
         seen[layer.kind] += 1

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from minisandbox import mounts
 from minisandbox.sizes import size_from_environment
-from minisandbox.store.locks import open_lock, try_flock
+from minisandbox.store.locks import open_lock, try_flock, unlock
 
 VARIABLE = "MINISANDBOX_IO_BUDGET"
 #: Bytes of two usual environments.
@@ -75,11 +75,11 @@ def granted(directory: Path, budget: int, size: int) -> Generator[None]:
             fcntl.flock(turn, fcntl.LOCK_EX)
             _gather(directory, wanted, held)
         finally:
-            os.close(turn)
+            unlock(turn)
         yield
     finally:
         for fd in held:
-            os.close(fd)
+            unlock(fd)
 
 
 def _gather(directory: Path, wanted: int, held: list[int]) -> None:

@@ -110,7 +110,7 @@ def loose(kind: bytes, content: bytes) -> bytes:
 def tree_of_commit(file: bytes) -> bytes:
     """The name of the tree of a commit, from the loose object's file; raises ``ValueError``."""
     try:
-        text = zlib.decompress(file)
+        text = zlib.decompressobj().decompress(file, 128)  # what names the tree is in front
     except zlib.error as error:
         raise ValueError(f"the commit cannot be decompressed: {error}") from None
     header, _, body = text.partition(b"\0")

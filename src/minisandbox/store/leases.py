@@ -33,7 +33,7 @@ class Lease(Shared):
     def __init__(self, uses: Path) -> None:
         super().__init__()
         self._uses = os.fspath(uses)
-        self._names: list[str] = []
+        self._held: dict[str, _Use] = {}
 
     def add(self, name: str) -> None:
         """Keep the directory of this name too, whether it is there or not.
@@ -41,13 +41,13 @@ class Lease(Shared):
         In a store that this process cannot write to, and that has no lock for it, nothing is held:
         whoever can write there sees no use of it.
         """
-        if name not in self._names:
-            _TABLE.take(f"{self._uses}/{name}")
-            self._names.append(name)
+        if name not in self._held:
+            self._held[name] = _TABLE.take(f"{self._uses}/{name}")
 
     def _end(self) -> None:
-        while self._names:
-            _TABLE.give(f"{self._uses}/{self._names.pop()}")
+        while self._held:
+            name, use = self._held.popitem()
+            _TABLE.give(f"{self._uses}/{name}", use)
 
 
 class _Use:
@@ -77,18 +77,18 @@ class _Table:
         self._uses: dict[str, _Use] = {}
         self._lock = threading.Lock()
 
-    def take(self, path: str) -> None:
+    def take(self, path: str) -> _Use:
         with self._lock:
             use = self._uses.get(path)
             if use is None:
                 use = self._uses[path] = _Use(_lock_shared(path))
             use.count += 1
             use.note()
+            return use
 
-    def give(self, path: str) -> None:
+    def give(self, path: str, use: _Use) -> None:
         with self._lock:
-            use = self._uses.get(path)
-            if use is None:
+            if self._uses.get(path) is not use:
                 return  # of the process that this one was forked from
             use.count -= 1
             if use.count:

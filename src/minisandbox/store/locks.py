@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -19,6 +19,15 @@ def try_flock(fd: int) -> bool:
     return True
 
 
+def unlock(fd: int) -> None:
+    """Give a lock up and close ``fd``: closing alone leaves it to a child that was forked
+    meanwhile.
+    """
+    with suppress(OSError):  # a file system without locks
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
 @contextmanager
 def tried(path: Path) -> Generator[bool]:
     """Hold the lock at ``path`` (created, never removed) if it is free; yields whether it was."""
@@ -26,7 +35,7 @@ def tried(path: Path) -> Generator[bool]:
     try:
         yield try_flock(fd)
     finally:
-        os.close(fd)
+        unlock(fd)
 
 
 def open_lock(path: Path) -> int:

@@ -122,7 +122,7 @@ def missing(paths: Collection[bytes], checkout: Checkout) -> Missing | None:
     entries = gitobjects.read_index(index)
     trees = gitobjects.trees(entries)
     blobs = gitobjects.wanted(entries)
-    kept = {name for path in paths if (name := _object_at(path)) is not None}
+    kept = {name for path in paths if (name := object_at(path)) is not None}
     lacking = Missing(
         {name: blobs[name] for name in blobs.keys() - kept},
         {name: trees.contents[name] for name in trees.contents.keys() - kept},
@@ -149,14 +149,14 @@ def _check(root: bytes, paths: Collection[bytes], checkout: Checkout) -> None:
         raise ValueError(f"the files of its index are not those of the commit {head}")
 
 
-def _object_at(path: bytes) -> bytes | None:
+def object_at(path: bytes) -> bytes | None:
     """The name of the object that a path of a checkout holds."""
     if not path.startswith(_OBJECTS + b"/"):
         return None
-    name = path[len(_OBJECTS) :].replace(b"/", b"")
-    if len(name) != 40 or set(name) - set(b"0123456789abcdef"):
+    fan, _, rest = path[len(_OBJECTS) + 1 :].partition(b"/")
+    if (len(fan), len(rest)) != (2, 38) or set(fan + rest) - set(b"0123456789abcdef"):
         return None
-    return bytes.fromhex(name.decode("ascii"))
+    return bytes.fromhex((fan + rest).decode("ascii"))
 
 
 class Writer:

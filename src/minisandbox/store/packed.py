@@ -82,7 +82,7 @@ class Store:
 
     def has(self, digest: str) -> bool:
         """Whether the store names this digest (its content is checked when it is read)."""
-        return self.path(digest).is_file() or self._pack(digest) is not None
+        return self.path(digest).is_file() or self.pack_of(digest) is not None
 
     def digests(self) -> Iterator[str]:
         """Every digest that the store has a layer for, in order."""
@@ -173,7 +173,7 @@ class Store:
                 return LooseLayer(digest, path, os.fdopen(open_regular(path), "rb"))
             except FileNotFoundError:
                 pass
-        pack = self._pack(digest)
+        pack = self.pack_of(digest)
         if pack is None:
             raise LayerMissing(digest, self.root)
         with self._damage_named(digest, pack.path):
@@ -205,13 +205,14 @@ class Store:
 
     @contextmanager
     def _reader(self, digest: str) -> Generator[PackReader]:
-        pack = self._pack(digest)
+        pack = self.pack_of(digest)
         if pack is None:
             raise LayerMissing(digest, self.root)
         with self._damage_named(digest, pack.path), PackReader(pack, self.catalogue) as reader:
             yield reader
 
-    def _pack(self, digest: str) -> Pack | None:
+    def pack_of(self, digest: str) -> Pack | None:
+        """The pack that a layer is read from where it is not loose."""
         return self.catalogue.find(_raw(digest), without=self._given_up(digest))
 
     @contextmanager
@@ -229,7 +230,7 @@ class Store:
         """Read layers (all, or ``digests``) to their end and tell of each what is wrong with it."""
         in_packs: dict[str, list[str]] = {}
         for digest in self.digests() if digests is None else digests:
-            pack = None if self.path(digest).exists() else self._pack(digest)
+            pack = None if self.path(digest).exists() else self.pack_of(digest)
             if pack is not None:
                 in_packs.setdefault(pack.index.name, []).append(digest)
                 continue

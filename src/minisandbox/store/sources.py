@@ -27,7 +27,7 @@ from minisandbox.errors import UnsafeArchive
 from minisandbox.idmap import IdMap
 from minisandbox.store import gitobjects, listing
 from minisandbox.store.listing import Entry, Recording
-from minisandbox.store.objects import OBJECTS, Checkout, Missing, Writer, missing
+from minisandbox.store.objects import OBJECTS, Checkout, Missing, Writer, missing, object_at
 from minisandbox.store.pool import Pool, kind_of_file
 
 TREE, LISTING, OBJECT_NAMES, BELOW = "tree", "listing", "objects", "below"
@@ -48,10 +48,13 @@ class Pools:
 
 @dataclass(frozen=True)
 class Reference:
-    """A source that others are told against: its directory, and what is in it."""
+    """A source that others are told against: its directory, and what is in it. ``made`` are the
+    git objects that its layer left out, ``objects`` all that it shows.
+    """
 
     path: Path
     entries: Mapping[bytes, Entry]
+    made: frozenset[bytes]
     objects: frozenset[bytes]
 
     @classmethod
@@ -64,8 +67,12 @@ class Reference:
             names = (path / OBJECT_NAMES).read_bytes()
         except (FileNotFoundError, ValueError):
             return None
-        objects = frozenset(names[at : at + 20] for at in range(0, len(names), 20))
-        return cls(path, {entry.path: entry for entry in entries}, objects)
+        by_path = {entry.path: entry for entry in entries}
+        if len(by_path) != len(entries) or not _are_simple(by_path):
+            return None  # it could show what no listing tells of
+        made = frozenset(names[at : at + 20] for at in range(0, len(names), 20))
+        listed = {name for path in by_path if (name := object_at(path)) is not None}
+        return cls(path, by_path, made, made | listed)
 
     def taken(self, others: Iterable[Entry]) -> Mapping[str, int]:
         """How many files it holds of each kind that is among ``others``."""
@@ -177,7 +184,7 @@ def _write_objects(
     if lacking is None:
         writer.write(frozenset(), bytes, gone)
     else:
-        writer.write(names - reference.objects, lambda name: lacking.content(name, checkout), gone)
+        writer.write(names - reference.made, lambda name: lacking.content(name, checkout), gone)
 
 
 def unpack_objects(
@@ -241,6 +248,9 @@ def compare(entries: Sequence[Entry], reference: Reference, fetch: Fetch) -> Dif
     by_path = {entry.path: entry for entry in entries}
     if len(by_path) != len(entries) or not _are_simple(by_path):
         raise TooDifferent
+    objects = by_path.get(OBJECTS.encode())
+    if reference.objects and (objects is None or objects.type is not Kind.DIRECTORY):
+        raise TooDifferent  # there is no place for what hides those of the reference
     # A directory tells only of itself: it is made again where something in it is, or it is new.
     changed = {path for path, entry in by_path.items() if reference.entries.get(path) != entry}
     if sum(by_path[path].size for path in changed) > _MOST_BYTES:
@@ -279,8 +289,8 @@ def _gone(by_path: Mapping[bytes, Entry], reference: Reference) -> list[bytes]:
     for path in reference.entries:
         if path in by_path:
             continue
-        if _is_fan(path):
-            continue  # it has objects that are made here
+        if (_is_fan(path) and reference.entries[path].type is Kind.DIRECTORY) or object_at(path):
+            continue  # what is in it is made, or hidden, with the objects
         parent = path.rpartition(b"/")[0]
         above = by_path.get(parent)
         stays = above is not None and above.type is Kind.DIRECTORY

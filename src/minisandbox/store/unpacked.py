@@ -1,7 +1,8 @@
 """The node store: layers unpacked once per machine and per id map, ready to be mounted.
 
-Invariant: a directory under its final name came whole out of a layer whose digest was checked.
-Files in it belong to the ids of one map, hence one subdirectory a map.
+Invariant: a directory under its final name came whole out of a layer whose content was checked: by
+the digest of its tar, or, where a pack tells what differs from another source, by the checksums of
+the pack. Files in it belong to the ids of one map, hence one subdirectory a map.
 """
 
 from __future__ import annotations
@@ -91,6 +92,12 @@ class NodeStore:
             return (path / sources.TREE,)
         return (path.with_name(below) / sources.TREE, path / sources.TREE)
 
+    def _is_reference(self, name: str) -> bool:
+        """Whether a source of this name is there, and whole: one that was made again may lie on
+        another.
+        """
+        return (self.base / "sources" / name / sources.LISTING).is_file()
+
     def ensure(
         self,
         store: Store,
@@ -175,7 +182,7 @@ class NodeStore:
     def _is_orphan(self, digest: str) -> bool:
         """Whether a source is there whose reference is not, as somebody removed it by hand."""
         found = self.source(digest)
-        return len(found) > 1 and not found[0].is_dir()
+        return len(found) > 1 and not self._is_reference(found[0].parent.name)
 
     def _set_aside(self, digest: str, path: Path) -> None:
         from minisandbox.store import collecting
@@ -217,6 +224,7 @@ class NodeStore:
                     self._make_room(limit, name, 0)
                     try:
                         fill(work)
+                        sync_file_system(work.parent)
                         self._note_digest(work, name)
                         if limit:
                             self._account(name, self._measured(work))
@@ -300,15 +308,11 @@ class NodeStore:
         def unpack(parent: Path, shared: Path | None) -> None:
             tree = parent / work.name
             with layer.tar() as stream:
-                if shared is None:
-                    archive.unpack(stream, tree, idmap=self.idmap, archive=str(layer.path))
-                    made = None
-                else:
-                    recording = Recording(Reader(stream))
-                    made = Pool(shared, recording.last)
-                    archive.lay_out(
-                        recording, tree, idmap=self.idmap, archive=str(layer.path), files=made
-                    )
+                recording = Recording(Reader(stream))
+                made = None if shared is None else Pool(shared, recording.last)
+                archive.lay_out(
+                    recording, tree, idmap=self.idmap, archive=str(layer.path), files=made
+                )
             sync_file_system(tree)
             if made is not None:
                 made.share(tree)
@@ -394,9 +398,10 @@ class NodeStore:
             return None
         lease.add(name)
         path = self.base / "sources" / name
-        if self._reference is None or self._reference.path != path or not path.is_dir():
-            self._reference = Reference.read(path)
-        return self._reference
+        kept = self._reference
+        if kept is None or kept.path != path or not self._is_reference(name):
+            kept = self._reference = Reference.read(path)
+        return kept
 
     def _group(self, group: str) -> Path:
         return self.base / "groups" / group

@@ -114,8 +114,8 @@ class Catalogue:
     def find(self, digest: bytes, *, without: frozenset[str] = frozenset()) -> Pack | None:
         """The newest pack that holds the layer and is not one of those to do ``without``."""
         for fresh in (False, True):
-            if fresh and not self.refresh():
-                return None
+            if fresh:
+                self.refresh()  # another thread may have seen the change first
             for pack in self._newest:
                 if digest in pack.index.layers and pack.index.name not in without:
                     return pack

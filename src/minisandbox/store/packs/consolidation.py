@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 
 from minisandbox import atomic, keys
@@ -73,7 +73,8 @@ class _Consolidation:
     def run(self) -> Consolidated:
         loose = list(self._store.loose())
         self._drop_packed(loose)
-        left = [digest for digest in self._store.loose() if digest in loose]
+        wanted = frozenset(loose)
+        left = [digest for digest in self._store.loose() if digest in wanted]
         if left:
             self._pack(left)
         return self._done
@@ -82,7 +83,7 @@ class _Consolidation:
         """Remove the files of layers that a pack gives back whole: an earlier run was killed."""
         by_pack: dict[str, list[str]] = {}
         for digest in digests:
-            pack = self._store.catalogue.find(bytes.fromhex(keys.hex_of(digest)))
+            pack = self._store.pack_of(digest)
             if pack is not None:
                 by_pack.setdefault(pack.index.name, []).append(digest)
         for name, members in by_pack.items():
@@ -166,19 +167,20 @@ class _Consolidation:
     def _damaged(self, elsewhere: Mapping[int, Elsewhere], sha256s: list[bytes]) -> set[bytes]:
         """Those of the contents in other packs that cannot be read there."""
         bad: set[bytes] = set()
-        with ExitStack() as stack:
-            readers: dict[str, PackReader] = {}
-            ordered = sorted(elsewhere.items(), key=lambda item: (item[1].pack, item[1].number))
-            for number, there in ordered:
-                try:
-                    if there.pack not in readers:
-                        catalogue = self._store.catalogue
-                        reader = PackReader(catalogue.get(there.pack), catalogue)
-                        readers[there.pack] = stack.enter_context(reader)
-                    for _ in readers[there.pack].content(there.number):
-                        pass
-                except PackDamaged:
-                    bad.add(sha256s[number])
+        catalogue = self._store.catalogue
+        ordered = sorted(elsewhere.items(), key=lambda item: (item[1].pack, item[1].number))
+        # One pack after the other: each is a descriptor, and as many frames as a reader keeps.
+        for name, group in groupby(ordered, key=lambda item: item[1].pack):
+            wanted = list(group)
+            try:
+                with PackReader(catalogue.get(name), catalogue) as reader:
+                    bad |= {
+                        sha256s[number]
+                        for number, there in wanted
+                        if not _is_readable(reader, there.number)
+                    }
+            except PackDamaged:
+                bad |= {sha256s[number] for number, _ in wanted}
         return bad
 
     def _write(
@@ -228,3 +230,12 @@ class _Consolidation:
 
 #: Members of a layer whose skeleton surely fits into one frame, at 64 bytes and a path each.
 _MEMBERS = FRAME_LIMIT // 256
+
+
+def _is_readable(reader: PackReader, number: int) -> bool:
+    try:
+        for _ in reader.content(number):
+            pass
+    except PackDamaged:
+        return False
+    return True

@@ -91,7 +91,10 @@ class OpenPack(Closing):
         span = self._span(number)
         data = self._read(span.offset, span.packed, f"frame {number}")
         try:
-            unpacked = zstandard.ZstdDecompressor().decompress(data, max_output_size=span.unpacked)
+            # It believes the size that the frame itself tells, whatever it is allowed.
+            if zstandard.get_frame_parameters(data).content_size != span.unpacked:
+                raise self.damaged(f"frame {number} has another size than the index says")
+            unpacked = zstandard.ZstdDecompressor().decompress(data)
         except zstandard.ZstdError as error:
             raise self.damaged(f"of frame {number} zstd says {error}") from error
         if len(unpacked) != span.unpacked:

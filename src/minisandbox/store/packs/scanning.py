@@ -106,6 +106,7 @@ class Scanner:
 
     def _add(self, pieces: Iterator[bytes], path: bytes, size: int, layer: int) -> int:
         number = len(self.sha256s)
+        self._spool.forget(number)  # what a layer left that broke off in the middle of a file
         checksum = hashlib.sha256()
         held = [next(pieces)]
         checksum.update(held[0])

@@ -14,6 +14,8 @@ git read-tree HEAD
 git update-index -q --refresh > /dev/null || :
 git diff-files -z --name-only --ignore-submodules=all > /tmp/strip.converted
 rm .git/info/attributes
+# Byte-code is in no layer, so where a project tracks it no file tells its blobs.
+git ls-files -z -- '*.pyc' '*__pycache__/*' >> /tmp/strip.converted
 
 git ls-files -s -z | tr '\n\0' '?\n' | grep -v '^160000' | cut -d ' ' -f 2 | sort -u > /tmp/strip.blobs || :
 GIT_LITERAL_PATHSPECS=1 xargs -0 -r git ls-files -s -z -- < /tmp/strip.converted |
