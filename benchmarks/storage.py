@@ -1,6 +1,6 @@
 """What instances cost to keep and to have, beside the same content kept in other ways.
 
-    python benchmarks/storage.py results --ids ids.txt [--counts results/plan] [--json FILE]
+    python benchmarks/storage.py results --ids ids.txt [--counts results/plan]
 
 ``results`` is a cache in which the instances of ``ids.txt`` (one a line) were built. Their layers
 are packed anew, alone, in a temporary store. Beside that the same content is stored

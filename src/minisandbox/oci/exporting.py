@@ -163,7 +163,7 @@ class _Exporting:
         """Write one image; returns what it is, and its entry for the index."""
         packed = self._layers(row)
         layers = [self._layer(layer) for layer in packed]
-        # Its topmost layer has the date of the commit.
+        # All layers have dates that say nothing of the day: equal input gives equal bytes.
         created = _timestamp(self._written[row.layers[-1].digest].date)
         platform = {"architecture": media.architecture(row.base.arch), "os": "linux"}
         config = {

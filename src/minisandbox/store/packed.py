@@ -264,7 +264,7 @@ class Store:
     def discard(self, digest: str) -> None:
         """Have the store no longer name a layer, in its file or in the packs of now: it is damaged.
 
-        The bytes in packs stay until the store is packed anew. Raises ``StoreUnusable``.
+        The bytes in packs stay. Raises ``StoreUnusable``.
         """
         with explained("write to the store", self.root):
             self.path(digest).unlink(missing_ok=True)
