@@ -350,8 +350,7 @@ def test_spares_make_room_for_a_start(start, altered: Callable[[str], Path], whe
     assert other.run("echo fine").stdout == b"fine\n"
     mark.write_text("1")
     with pytest.raises(HostUnsupported, match=r"limit on processes is reached: .*`ulimit -u`"):
-        for _ in range(20):  # one that is ready needs no process more
-            start()
+        _ = [start() for _ in range(20)]  # one that is ready needs no process more
 
 
 def test_where_processes_are_few_none_is_held_ready(start, altered: Callable[[str], Path]) -> None:
