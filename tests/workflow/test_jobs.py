@@ -119,7 +119,7 @@ def test_a_changed_recipe_rebuilds_its_own_environment_only(small) -> None:
     done = small.run("--cores", "2")
     assert done.returncode == 0, done.stderr
     assert Counter(small.take_calls()) == Counter(
-        environment=1, instances=1, validate=1, manifest=1
+        environment=1, instances=1, validate=1, manifest=1, pack=1
     )
 
 
@@ -137,7 +137,7 @@ def test_the_logged_command_can_be_run_again_by_hand(small) -> None:
 
 
 def test_layers_stay_loose_where_the_configuration_says_so(small) -> None:
-    done = small.run("--cores", "2", "--config", "pack=false")
+    done = small.run("--cores", "2", "--config", "pack=False")
     assert done.returncode == 0, done.stderr
     assert Counter(small.take_calls()) == ALL_STAGES - Counter(pack=1)
 
