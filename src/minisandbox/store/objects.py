@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from minisandbox.closing import Closing
 from minisandbox.idmap import IdMap
 from minisandbox.store import gitobjects
 from minisandbox.store.gitobjects import IndexEntry
+from minisandbox.store.links import Links
 
 GIT = "testbed/.git"
 OBJECTS = f"{GIT}/objects"
@@ -166,7 +168,7 @@ class Writer:
 
     def __init__(self, tree: Path, pool: Path, idmap: IdMap, date: int) -> None:
         self._tree = tree
-        self._pool = pool
+        self._pool = Links(pool)
         self._date = date * 1_000_000_000
         self._owner = (idmap.host_uid(0), idmap.host_gid(0)) if idmap.kind == "root" else None
         self._made: list[str] = []
@@ -175,22 +177,25 @@ class Writer:
         self, names: Collection[bytes], content: Callable[[bytes], bytes], gone: Collection[bytes]
     ) -> None:
         """Make the objects ``names``, and whiteouts of those ``gone`` from the layer below."""
+        with self._objects() as objects:
+            self._write(objects, names, content, gone)
+
+    @contextmanager
+    def _objects(self) -> Generator[int]:
+        """The directory of the objects."""
         root = os.open(self._tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        pool = os.open(self._pool, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             objects = linux.open_beneath(root, OBJECTS, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                self._write(objects, pool, names, content, gone)
-            finally:
-                os.close(objects)
         finally:
-            os.close(pool)
             os.close(root)
+        try:
+            yield objects
+        finally:
+            os.close(objects)
 
     def _write(
         self,
         objects: int,
-        pool: int,
         names: Collection[bytes],
         content: Callable[[bytes], bytes],
         gone: Collection[bytes],
@@ -205,7 +210,7 @@ class Writer:
                 for rest, name in members:
                     if name is None:
                         os.mknod(rest, stat.S_IFCHR, os.makedev(0, 0), dir_fd=directory)
-                    elif not _linked(f"{fan}/{rest}", rest, pool, directory):
+                    elif not self._pool.take(f"{fan}/{rest}", rest, directory):
                         self._make(rest, content(name), directory)
                         self._made.append(f"{fan}/{rest}")
                 self._dress(directory, 0o755)
@@ -232,16 +237,11 @@ class Writer:
 
     def share(self) -> None:
         """Let others link to what was made, which is on disk by now."""
-        for name in self._made:
-            target = self._pool / name
-            try:
-                try:
-                    os.link(self._tree / OBJECTS / name, target, follow_symlinks=False)
-                except FileNotFoundError:
-                    target.parent.mkdir(exist_ok=True)
-                    os.link(self._tree / OBJECTS / name, target, follow_symlinks=False)
-            except OSError:
-                continue  # somebody was faster, or there is no room: then it is not shared
+        if not self._made:
+            return
+        with self._objects() as objects:
+            for name in self._made:
+                self._pool.give(name, objects, name)
 
 
 def _by_fan(
@@ -256,13 +256,3 @@ def _by_fan(
         text = name.hex()
         fans.setdefault(text[:2], []).append((text[2:], None))
     yield from sorted(fans.items())
-
-
-def _linked(source: str, name: str, pool: int, directory: int) -> bool:
-    try:
-        os.link(source, name, src_dir_fd=pool, dst_dir_fd=directory, follow_symlinks=False)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.EMLINK, errno.EPERM, errno.EXDEV, errno.ENOTSUP):
-            return False
-        raise
-    return True

@@ -11,7 +11,6 @@ made to anything less.
 
 from __future__ import annotations
 
-import errno
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -19,18 +18,13 @@ from pathlib import Path
 
 from minisandbox.archive.members import Member
 from minisandbox.archive.unpacking import Parts, Write
+from minisandbox.store.links import Links
 from minisandbox.store.listing import Entry
 
 #: Files up to this size are held in memory until their digest is known; larger ones are written
 #: first and replaced by a link.
 _IN_MEMORY = 16 << 20
 _SECOND = 1_000_000_000
-
-#: What a link meets where it cannot be made, and a copy can: no such file, too many links, a file
-#: system or a policy that has none, a full directory.
-_NO_LINK = frozenset(
-    {errno.ENOENT, errno.EMLINK, errno.EPERM, errno.EXDEV, errno.ENOTSUP, errno.EACCES}
-)
 
 
 def kind_of_file(file: Entry) -> str:
@@ -50,7 +44,7 @@ class Pool:
     def __init__(
         self, directory: Path, digest: Callable[[], str], taken: Mapping[str, int] | None = None
     ) -> None:
-        self._place = os.fspath(directory)
+        self._links = Links(directory)
         self._digest = digest
         self._taken = Counter(taken or {})
         self._made: list[tuple[Parts, str]] = []
@@ -66,7 +60,7 @@ class Pool:
         held = None if known or member.size > _IN_MEMORY else list(content)
         if known or held is not None:
             name = self._slot(member)
-            if name and self._link(name, parts[-1], parent):
+            if name and self._links.take(name, parts[-1], parent):
                 return
             write(member, parts[-1], parent, content if held is None else iter(held))
         else:
@@ -80,18 +74,14 @@ class Pool:
     def has(self, file: Entry) -> bool:
         """Whether a file like this would be a link: the next of its kind is there."""
         kind = kind_of_file(file)
-        try:
-            os.lstat(self._path(_name(kind, self._taken[kind])))
-        except FileNotFoundError:
-            return False
-        return bool(kind)
+        return bool(kind) and self._links.has(_name(kind, self._taken[kind]))
 
     def share(self, root: Path) -> None:
         """Let others link to what was made in the layer at ``root``, which is on disk by now."""
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for parts, name in self._made:
-                self._enter(b"/".join(parts), fd, name)
+                self._links.give(b"/".join(parts), fd, name)
         finally:
             os.close(fd)
 
@@ -103,40 +93,15 @@ class Pool:
         self._taken[kind] += 1
         return _name(kind, number)
 
-    def _link(self, name: str, target: bytes, parent: int) -> bool:
-        try:
-            os.link(self._path(name), target, dst_dir_fd=parent, follow_symlinks=False)
-        except OSError as error:
-            if error.errno in _NO_LINK:
-                return False
-            raise
-        return True
-
     def _replace(self, name: str, target: bytes, parent: int) -> bool:
         """Put a link to ``name`` in the place of an equal file, if the pool has it."""
-        try:
-            os.lstat(self._path(name))
-        except FileNotFoundError:
+        if not self._links.has(name):
             return False
         beside = b".wh." + os.urandom(8).hex().encode()  # no member can be called so
-        if not self._link(name, beside, parent):
+        if not self._links.take(name, beside, parent):
             return False
         os.rename(beside, target, src_dir_fd=parent, dst_dir_fd=parent)
         return True
-
-    def _enter(self, path: bytes, root: int, name: str) -> None:
-        target = self._path(name)
-        try:
-            try:
-                os.link(path, target, src_dir_fd=root, follow_symlinks=False)
-            except FileNotFoundError:
-                os.makedirs(os.path.dirname(target), 0o755, exist_ok=True)
-                os.link(path, target, src_dir_fd=root, follow_symlinks=False)
-        except OSError:
-            return  # Somebody was faster, or there is no room: then it is not shared.
-
-    def _path(self, name: str) -> str:
-        return f"{self._place}/{name}"
 
 
 def _name(kind: str, slot: int) -> str:
