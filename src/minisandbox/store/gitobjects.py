@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 _HEADER = struct.Struct(">4sII")
-# ctime s, ns; mtime s, ns; dev; ino; mode; uid; gid; size; object id; flags
-_ENTRY = struct.Struct(">24xI12x20sH")
+#: ctime s, ns; mtime s, ns; dev; ino; mode; uid; gid; size; object id; flags
+INDEX_ENTRY = struct.Struct(">IIIIIIIIII20sH")
+#: Of these, what tells of content.
+_TELLING = struct.Struct(">24xI12x20sH")
 _EXTENDED = 0x4000
 _STAGE = 0x3000
 
@@ -32,6 +34,25 @@ class IndexEntry(NamedTuple):
     object_id: bytes
 
 
+def walk_index(body: bytes | bytearray) -> Iterator[tuple[int, int, int]]:
+    """Where each entry of an index of version 2 or 3 begins, and where its path begins and ends;
+    raises ``ValueError``. The checksum at the end is not part of ``body``.
+    """
+    try:
+        signature, version, count = _HEADER.unpack_from(body)
+        if signature != b"DIRC" or version not in (2, 3):
+            raise ValueError(f"not a git index of version 2 or 3 (version {version})")
+        position = _HEADER.size
+        for _ in range(count):
+            flags = body[position + INDEX_ENTRY.size - 2] << 8
+            start = position + INDEX_ENTRY.size + (2 if flags & _EXTENDED else 0)
+            end = body.index(b"\0", start)
+            yield position, start, end
+            position += (end - position + 8) // 8 * 8
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"the index ends early ({error})") from None
+
+
 def read_index(data: bytes) -> list[IndexEntry]:
     """The entries of an index of version 2 or 3, in its order; raises ``ValueError``."""
     if len(data) < _HEADER.size + 20:
@@ -39,22 +60,12 @@ def read_index(data: bytes) -> list[IndexEntry]:
     body = data[:-20]
     if hashlib.sha1(body, usedforsecurity=False).digest() != data[-20:]:
         raise ValueError("the index does not have the checksum that it ends with")
-    signature, version, count = _HEADER.unpack_from(body)
-    if signature != b"DIRC" or version not in (2, 3):
-        raise ValueError(f"not a git index of version 2 or 3 (version {version})")
     entries: list[IndexEntry] = []
-    position = _HEADER.size
-    try:
-        for _ in range(count):
-            mode, object_id, flags = _ENTRY.unpack_from(body, position)
-            if flags & _STAGE:
-                raise ValueError("the index holds a conflict")
-            start = position + _ENTRY.size + (2 if flags & _EXTENDED else 0)
-            end = body.index(b"\0", start)
-            entries.append(IndexEntry(body[start:end], mode, object_id))
-            position += (end - position + 8) // 8 * 8
-    except struct.error as error:
-        raise ValueError(f"the index ends early ({error})") from None
+    for position, start, end in walk_index(body):
+        mode, object_id, flags = _TELLING.unpack_from(body, position)
+        if flags & _STAGE:
+            raise ValueError("the index holds a conflict")
+        entries.append(IndexEntry(body[start:end], mode, object_id))
     return entries
 
 
