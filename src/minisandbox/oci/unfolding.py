@@ -40,13 +40,11 @@ class BadBlob(Exception):
         super().__init__(reason)
 
 
-class Hashing(io.RawIOBase):
-    """Reads at most ``size`` bytes and hashes them; ``progress`` is told how many, each time."""
+class _Hashed(io.RawIOBase):
+    """Hashes and counts what is read of a file."""
 
-    def __init__(self, file: BinaryIO, size: int, progress: Callable[[int], None]) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._left = size
-        self._progress = progress
         self._hash = hashlib.sha256()
         self.count = 0
 
@@ -60,46 +58,54 @@ class Hashing(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
         view = memoryview(buffer).cast("B")
-        data = self._file.read(min(len(view), self._left))
+        data = self._take(len(view))
         view[: len(data)] = data
         self._hash.update(data)
-        self._left -= len(data)
         self.count += len(data)
-        self._progress(len(data))
         return len(data)
 
+    def _take(self, size: int) -> bytes:
+        return self._file.read(size)
 
-class _Bounded(io.RawIOBase):
+
+class Hashing(_Hashed):
+    """Reads at most ``size`` bytes and hashes them; ``progress`` is told how many, each time."""
+
+    def __init__(self, file: BinaryIO, size: int, progress: Callable[[int], None]) -> None:
+        super().__init__(file)
+        self._size = size
+        self._progress = progress
+
+    def _take(self, size: int) -> bytes:
+        return super()._take(min(size, self._size - self.count))
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        count = super().readinto(buffer)
+        self._progress(count)
+        return count
+
+
+class _Bounded(_Hashed):
     """Hashes and counts what a blob unfolds to."""
 
     def __init__(self, unfolded: BinaryIO, packed: Hashing, limit: int) -> None:
-        self._unfolded = unfolded
+        super().__init__(unfolded)
         self._packed = packed
         self._limit = limit
-        self._hash = hashlib.sha256()
-        self.count = 0
 
-    @property
-    def digest(self) -> str:
-        return "sha256:" + self._hash.hexdigest()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        view = memoryview(buffer).cast("B")
+    def _take(self, size: int) -> bytes:
         try:
-            data = self._unfolded.read(len(view))
+            return super()._take(size)
         except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError) as error:
             raise BadBlob(f"it cannot be decompressed ({error})") from error
-        view[: len(data)] = data
-        self._hash.update(data)
-        self.count += len(data)
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        count = super().readinto(buffer)
         if self.count > self._limit:
             raise BadBlob(f"it unfolds to more than {self._limit} bytes")
         if self.count > max(_FREE, self._packed.count * _RATIO):
             raise BadBlob(f"it unfolds to more than {_RATIO} times its size, as only bombs do")
-        return len(data)
+        return count
 
 
 @contextmanager
