@@ -184,11 +184,10 @@ class Store:
 
         Raises ``LayerMissing``, ``LayerDamaged`` and ``StoreUnusable``.
         """
-        if self.path(digest).exists():
-            return None
-        with self._reader(digest) as reader:
-            layer = reader.pack.index.layers[_raw(digest)]
-            return Listing(digest, tuple(reader.entries(layer)))
+        with self.stored(digest) as layer:
+            if not isinstance(layer, LayerOfPack):
+                return None
+            return Listing(digest, tuple(layer.entries()))
 
     def contents(self, digest: str, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         """Those of the ``wanted`` contents (SHA-256 in hex) that a layer in a pack has, each once,
@@ -199,17 +198,10 @@ class Store:
         one, or the end, has come. Raises ``LayerMissing`` (also for loose layers),
         ``LayerDamaged`` and ``StoreUnusable``.
         """
-        with self._reader(digest) as reader:
-            layer = reader.pack.index.layers[_raw(digest)]
-            yield from reader.contents(layer, wanted)
-
-    @contextmanager
-    def _reader(self, digest: str) -> Generator[PackReader]:
-        pack = self.pack_of(digest)
-        if pack is None:
-            raise LayerMissing(digest, self.root)
-        with self._damage_named(digest, pack.path), PackReader(pack, self.catalogue) as reader:
-            yield reader
+        with self.stored(digest) as layer:
+            if not isinstance(layer, LayerOfPack):
+                raise LayerMissing(digest, self.root)
+            yield from layer.contents(wanted)
 
     def pack_of(self, digest: str) -> Pack | None:
         """The pack that a layer is read from where it is not loose."""
