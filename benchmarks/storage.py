@@ -246,9 +246,9 @@ def _gzipped(store: Store, digest: str) -> int:
 
 def _history(mirrors: Path, slug: str) -> int:
     """Bytes of the objects of a repository, which are compressed already."""
-    mirror = next(iter(sorted(mirrors.glob(f"{slug}*"))), None)
-    if mirror is None:
-        raise SystemExit(f"there is no mirror of {slug} in {mirrors}")
+    mirror = mirrors / f"{slug}.git"
+    if not mirror.is_dir():
+        raise SystemExit(f"there is no mirror {mirror}")
     packs = (mirror / "objects").rglob("*")
     return sum(path.stat().st_size for path in packs if path.is_file())
 
