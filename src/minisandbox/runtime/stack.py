@@ -78,14 +78,14 @@ def stack(
     """
     lease = node.lease()
     try:
-        return _stack(layers, store, node, report or (lambda _: None), lease)
+        return _stack(layers, store, node, report, lease)
     except BaseException:
         lease.close()
         raise
 
 
 def _stack(
-    layers: Sequence[LayerRef], store: Store, node: NodeStore, report: Report, lease: Lease
+    layers: Sequence[LayerRef], store: Store, node: NodeStore, report: Report | None, lease: Lease
 ) -> Stack:
     base: list[Path] = []
     folders: list[Path] = []
@@ -94,7 +94,7 @@ def _stack(
     seen: Counter[str] = Counter()
     for layer in layers:
         size = layer.unpacked_size
-        if not unpacked(layer, node):
+        if report is not None and not unpacked(layer, node):
             report(f"unpacking the {layer.kind} layer, {size / 1e6:,.0f} MB")
         if layer.kind == "source":
             folders.extend(
@@ -111,7 +111,7 @@ def _stack(
             interpreter = layer
         if interpreter is not None and layer.kind in _COMPILED:
             below = Stack(tuple(base) or None, tuple(folders), lease)
-            folders.append(_byte_code(layer, interpreter, below, node, report))
+            folders.append(_byte_code(layer, interpreter, below, node, report or (lambda _: None)))
     return Stack(tuple(base) or None, tuple(folders), lease)
 
 

@@ -30,3 +30,12 @@ def sync_file_system(path: Path) -> None:
             raise OSError(number, os.strerror(number), os.fspath(path))
     finally:
         os.close(fd)
+
+
+def pool_at(base: Path, name: str) -> Path:
+    """The pool ``name`` of an id map, made if missing: who acts for the map must be able to write
+    there.
+    """
+    path = base / "pool" / name
+    make_passable(path)
+    return path

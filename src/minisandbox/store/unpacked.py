@@ -9,29 +9,26 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox import archive, atomic, keys
 from minisandbox.archive.reading import Reader
-from minisandbox.errors import LayerDamaged
 from minisandbox.idmap import IdMap, current, remove_tree
 from minisandbox.sizes import size_limit
-from minisandbox.store import sources
 from minisandbox.store.budget import granted, io_budget
-from minisandbox.store.directories import make_passable, sync_file_system
+from minisandbox.store.directories import make_passable, pool_at, sync_file_system
 from minisandbox.store.faults import call_carrying, explained, reachable
 from minisandbox.store.leases import Lease
 from minisandbox.store.listing import Recording
 from minisandbox.store.locks import tried
-from minisandbox.store.objects import Checkout, Writer, missing
 from minisandbox.store.packed import Store
 from minisandbox.store.pool import Pool
 from minisandbox.store.scratch import scratch_directory
-from minisandbox.store.sources import Difference, Pools, Reference
-from minisandbox.store.streams import LayerOfPack, StoredLayer
+from minisandbox.store.source_unpacking import SourceUnpacker
+from minisandbox.store.streams import StoredLayer
 
 #: A source that is told against a reference counts as such a part of what it is unpacked.
 _DIFFERENCE = 8
@@ -61,7 +58,7 @@ class NodeStore:
         self.root = root
         self.base = root / self.idmap.key
         self._scratch: Path | None = None
-        self._reference: Reference | None = None
+        self._sources = SourceUnpacker(self.base, self.idmap)
 
     @property
     def scratch(self) -> Path:
@@ -83,20 +80,7 @@ class NodeStore:
 
     def source(self, digest: str) -> tuple[Path, ...]:
         """The directories of an unpacked source layer, bottom first; empty if it is not there."""
-        path = self.base / "sources" / keys.hex_of(digest)
-        if not path.is_dir():
-            return ()
-        try:
-            below = (path / sources.BELOW).read_text(encoding="ascii")
-        except FileNotFoundError:
-            return (path / sources.TREE,)
-        return (path.with_name(below) / sources.TREE, path / sources.TREE)
-
-    def _is_reference(self, name: str) -> bool:
-        """Whether a source of this name is there, and whole: one that was made again may lie on
-        another.
-        """
-        return (self.base / "sources" / name / sources.LISTING).is_file()
+        return self._sources.directories(digest)
 
     def ensure(
         self,
@@ -136,15 +120,20 @@ class NodeStore:
         Of the sources of one ``group`` the first is unpacked whole, of others what differs from it;
         without a group each is whole. Git's objects that the layer left out are made.
         """
-        target = self.base / "sources" / keys.hex_of(digest)
+        target = self._sources.path(digest)
         with self._held(lease) as held:
-            unpack = functools.partial(self._unpack_source, group=group, lease=held)
-            if self._is_orphan(digest):
-                self._set_aside(digest, target)
-            if group and self._group(group).exists():
-                size //= _DIFFERENCE
-            self._ensure(_Wanted(store, digest, size), target, unpack, held)
+            with explained("unpack a layer into the node store", self.base):
+                held.add(target.name)
             found = self.source(digest)
+            if not self._sources.lies(found):
+                self._set_aside(digest, target)
+                found = ()
+            if not found:
+                unpack = functools.partial(self._sources.unpack, group=group, lease=held)
+                if group and self._sources.has_reference(group):
+                    size //= _DIFFERENCE
+                self._ensure(_Wanted(store, digest, size), target, unpack, held)
+                found = self.source(digest)
             with explained("use the node store", self.base):
                 # Until now it stayed because a source lies on it that is held: see ``collecting``.
                 held.add(found[0].parent.name)
@@ -154,35 +143,11 @@ class NodeStore:
         """A layer of the git objects that an unpacked source layer left out, for whoever cannot
         make them; None where it left none out. Raises what ``ensure`` does.
         """
-        trees = tuple(reversed(self.source(digest)))
-        with store.stored(digest) as layer, layer.tar() as stream:
-            recording = Recording(Reader(stream))
-            for _ in recording:
-                pass
-        paths = frozenset(entry.path for entry in recording.entries)
-        with _said_of(layer), Checkout(trees) as checkout:
-            lacking = missing(paths, checkout)
-        if lacking is None or not lacking.names:
+        with store.stored(digest) as layer:
+            fill = self._sources.objects_of(layer)
+        if fill is None:
             return None
-
-        def fill(work: Path) -> None:
-            with reachable(work.parent) as parent, reachable(self._pool("objects")) as objects:
-                unpack = functools.partial(
-                    sources.unpack_objects,
-                    recording.entries,
-                    trees,
-                    parent / work.name,
-                    objects=objects,
-                    idmap=self.idmap,
-                )
-                call_carrying(self.idmap, unpack)
-
         return self.derive(f"objects-{keys.short(digest, 32)}", fill, lease=lease)
-
-    def _is_orphan(self, digest: str) -> bool:
-        """Whether a source is there whose reference is not, as somebody removed it by hand."""
-        found = self.source(digest)
-        return len(found) > 1 and not self._is_reference(found[0].parent.name)
 
     def _set_aside(self, digest: str, path: Path) -> None:
         from minisandbox.store import collecting
@@ -190,7 +155,7 @@ class NodeStore:
         with explained("use the node store", self.base):
             self.prepare()
             with atomic.locked(self._lock(path.name)):
-                if self._is_orphan(digest):
+                if not self._sources.lies(self.source(digest)):
                     collecting.move(self, path, "damaged")
 
     def _ensure(self, wanted: _Wanted, target: Path, unpack: _Unpack, lease: Lease) -> Path:
@@ -303,7 +268,7 @@ class NodeStore:
         atomic.write_text(self.base / "sums" / name, checking.digest_of(work, self.idmap) + "\n")
 
     def _unpack_layer(self, layer: StoredLayer, work: Path, *, pool: str) -> None:
-        pools = self._pool(pool) if pool else None
+        pools = pool_at(self.base, pool) if pool else None
 
         def unpack(parent: Path, shared: Path | None) -> None:
             tree = parent / work.name
@@ -321,96 +286,6 @@ class NodeStore:
             parent = stack.enter_context(reachable(work.parent))
             shared = stack.enter_context(reachable(pools)) if pools else None
             call_carrying(self.idmap, functools.partial(unpack, parent, shared))
-
-    def _unpack_source(self, layer: StoredLayer, work: Path, *, group: str, lease: Lease) -> None:
-        if not group:
-            self._unpack_whole(layer, work)
-            return
-        # The lease is the caller's: the reference stays until this source lies on it by name.
-        reference = self._reference_of(group, lease)
-        if reference is None:
-            with atomic.locked(self._lock(f"group-{group}")):
-                reference = self._reference_of(group, lease)
-                if reference is None:
-                    self._unpack_whole(layer, work)
-                    # It bears its name as soon as this process renames it; until then, and if it
-                    # never does, the next of the group becomes the reference.
-                    atomic.write_text(self._group(group), keys.hex_of(layer.digest))
-                    return
-        self._unpack_difference(layer, work, reference)
-
-    def _unpack_whole(self, layer: StoredLayer, work: Path) -> None:
-        def unpack(parent: Path, pools: Pools) -> None:
-            with _said_of(layer):
-                made = sources.unpack_whole(
-                    layer.tar(),
-                    parent / work.name,
-                    pools=pools,
-                    idmap=self.idmap,
-                    archive_name=str(layer.path),
-                )
-            self._share(made, parent / work.name)
-
-        self._call_on_sources(work, unpack)
-
-    def _unpack_difference(self, layer: StoredLayer, work: Path, reference: Reference) -> None:
-        try:
-            found = _difference(layer, reference)
-        except sources.TooDifferent:
-            self._unpack_whole(layer, work)
-            return
-
-        def unpack(parent: Path, pools: Pools) -> None:
-            below = replace(reference, path=parent / reference.path.name)
-            with _said_of(layer):
-                made = sources.unpack_difference(
-                    found,
-                    below,
-                    parent / work.name,
-                    pools=pools,
-                    idmap=self.idmap,
-                    archive_name=str(layer.path),
-                )
-            self._share(made, parent / work.name)
-
-        self._call_on_sources(work, unpack)
-
-    def _share(self, made: tuple[Pool, Writer | None], work: Path) -> None:
-        """Put what was made on disk, and into the pools."""
-        pool, writer = made
-        sync_file_system(work)
-        pool.share(work / sources.TREE)
-        if writer is not None:
-            writer.share()
-
-    def _call_on_sources(self, work: Path, function: Callable[[Path, Pools], None]) -> None:
-        with (
-            reachable(work.parent) as parent,
-            reachable(self._pool("source")) as files,
-            reachable(self._pool("objects")) as objects,
-        ):
-            call_carrying(self.idmap, functools.partial(function, parent, Pools(files, objects)))
-
-    def _reference_of(self, group: str, lease: Lease) -> Reference | None:
-        try:
-            name = self._group(group).read_text(encoding="ascii")
-        except FileNotFoundError:
-            return None
-        lease.add(name)
-        path = self.base / "sources" / name
-        kept = self._reference
-        if kept is None or kept.path != path or not self._is_reference(name):
-            kept = self._reference = Reference.read(path)
-        return kept
-
-    def _group(self, group: str) -> Path:
-        return self.base / "groups" / group
-
-    def _pool(self, name: str) -> Path:
-        """The pool ``name``, made if missing; who acts for the map must be able to write there."""
-        path = self.base / "pool" / name
-        make_passable(path)
-        return path
 
     def _remove_abandoned(self, parent: Path, held: str) -> None:
         """Remove what killed processes left: work directories of digests whose lock nobody holds.
@@ -449,30 +324,6 @@ class _Wanted:
 
 #: Makes a layer: the stored one, and the directory to make.
 _Unpack = Callable[[StoredLayer, Path], None]
-
-
-def _difference(layer: StoredLayer, reference: Reference) -> Difference:
-    """What a layer has that ``reference`` has not, as cheaply as it is to be had."""
-    if not isinstance(layer, LayerOfPack):
-        with layer.tar() as stream:
-            return sources.difference(stream, reference, str(layer.path))
-
-    def fetch(wanted: Collection[str]) -> Mapping[str, bytes]:
-        pieces: dict[str, list[bytes]] = {}
-        for name, piece in layer.contents(wanted):
-            pieces.setdefault(name, []).append(piece)
-        return {name: b"".join(parts) for name, parts in pieces.items()}
-
-    return sources.compare(layer.entries(), reference, fetch)
-
-
-@contextmanager
-def _said_of(layer: StoredLayer) -> Generator[None]:
-    """Say of which layer git's files contradict each other."""
-    try:
-        yield
-    except ValueError as error:
-        raise LayerDamaged(layer.digest, layer.path, f"its checkout is broken: {error}") from error
 
 
 def derived_name(kind: str, of: str, by: str) -> str:
