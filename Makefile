@@ -9,7 +9,7 @@ PYTEST = .venv/bin/python -m pytest -rs $(PARALLEL) $(ORDER)
 AS_USER = .venv/bin/python tools/as_ordinary_user.py
 PYTEST_AS_USER = -m pytest -rs $(PARALLEL) $(ORDER) -p no:cacheprovider
 # What cannot differ by user is not run again for one.
-UNIT_BY_USER = $(shell grep -lE '\bidmap\b|mark\.user' tests/unit/*.py)
+UNIT_BY_USER = $(shell grep -lE '\bidmap\b|mark\.user' tests/unit/test_*.py)
 SKETCHES = Snakefile workflow/rules
 AS_ROOT_ALSO = $(if $(filter 0,$(shell id -u)),test-sandbox-user)
 

@@ -10,29 +10,16 @@ import stat
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from minisandbox.archive import EARLIEST_DATE, PackStats, pack, unpack
 from minisandbox.errors import UnpackableTree
-from minisandbox.idmap import IdMap, call_mapped, current, remove_tree, single
+from minisandbox.idmap import IdMap, call_mapped, current, single
 
 DATE = 1_600_000_000
-IDMAPS = [current()] if current().kind in ("root", "single") else [current(), single()]
-
-
-@pytest.fixture(params=IDMAPS, ids=[idmap.kind for idmap in IDMAPS])
-def idmap(request: pytest.FixtureRequest) -> IdMap:
-    return request.param
-
-
-@pytest.fixture
-def place(tmp_path: Path, idmap: IdMap) -> Iterator[Path]:
-    yield tmp_path
-    for path in tmp_path.iterdir():
-        remove_tree(path, idmap)
 
 
 def fill(tree: Path, files: dict[str, bytes | None]) -> Path:

@@ -6,7 +6,6 @@ import io
 import os
 import subprocess
 import tarfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,22 +14,9 @@ import pytest
 from minisandbox.archive import pack, unpack
 from minisandbox.archive.members import Kind, Member, encode_header
 from minisandbox.archive.reading import Reader
-from minisandbox.idmap import IdMap, call_mapped, current, remove_tree, single
+from minisandbox.idmap import IdMap, call_mapped
 
 DATE = 1_600_000_000
-IDMAPS = [current()] if current().kind in ("root", "single") else [current(), single()]
-
-
-@pytest.fixture(params=IDMAPS, ids=[idmap.kind for idmap in IDMAPS])
-def idmap(request: pytest.FixtureRequest) -> IdMap:
-    return request.param
-
-
-@pytest.fixture
-def place(tmp_path: Path, idmap: IdMap) -> Iterator[Path]:
-    yield tmp_path
-    for path in tmp_path.iterdir():
-        remove_tree(path, idmap)
 
 
 def packed(tree: Path, idmap: IdMap) -> bytes:

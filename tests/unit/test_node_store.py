@@ -16,7 +16,7 @@ from typing import BinaryIO
 import pytest
 
 from minisandbox.archive import PackStats
-from minisandbox.idmap import IdMap, call_mapped, current, remove_tree, single
+from minisandbox.idmap import IdMap, call_mapped, remove_tree
 from minisandbox.records.layer import LayerRef
 from minisandbox.sizes import LIMIT_VARIABLE
 from minisandbox.store import NodeStore, Store, StoreUnusable, derived_name
@@ -26,12 +26,6 @@ from minisandbox.store.collecting import Collected, collect
 from minisandbox.store.usage import survey
 
 DATE = 1_600_000_000
-IDMAPS = [current()] if current().kind in ("root", "single") else [current(), single()]
-
-
-@pytest.fixture(params=IDMAPS, ids=[idmap.kind for idmap in IDMAPS])
-def idmap(request: pytest.FixtureRequest) -> IdMap:
-    return request.param
 
 
 class Place:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -14,24 +13,11 @@ import zstandard
 
 from minisandbox.archive.members import BLOCK, Kind, Member, encode_header, padding
 from minisandbox.archive.reading import Reader
-from minisandbox.idmap import IdMap, call_mapped, current, remove_tree, single
+from minisandbox.idmap import IdMap, call_mapped
 from minisandbox.store import NodeStore, Store, listing, pool
 from minisandbox.store.listing import Entry
 
 DATE = 1_577_836_800
-IDMAPS = [current()] if current().kind in ("root", "single") else [current(), single()]
-
-
-@pytest.fixture(params=IDMAPS, ids=[idmap.kind for idmap in IDMAPS])
-def idmap(request: pytest.FixtureRequest) -> IdMap:
-    return request.param
-
-
-@pytest.fixture
-def place(tmp_path: Path, idmap: IdMap) -> Iterator[Path]:
-    yield tmp_path
-    for path in tmp_path.iterdir():
-        remove_tree(path, idmap)
 
 
 class Layers:

@@ -6,30 +6,16 @@ import io
 import os
 import stat
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from minisandbox.errors import InvalidInput, LayerMissing, UnpackableTree
-from minisandbox.idmap import IdMap, current, remove_tree, single
+from minisandbox.idmap import IdMap, single
 from minisandbox.store import Finding, NodeStore, Store, default_node_root
 
 DATE = 1_600_000_000
 ABSENT = "sha256:" + "0" * 64
-IDMAPS = [current()] if current().kind in ("root", "single") else [current(), single()]
-
-
-@pytest.fixture(params=IDMAPS, ids=[idmap.kind for idmap in IDMAPS])
-def idmap(request: pytest.FixtureRequest) -> IdMap:
-    return request.param
-
-
-@pytest.fixture
-def place(tmp_path: Path, idmap: IdMap) -> Iterator[Path]:
-    yield tmp_path
-    for path in tmp_path.iterdir():
-        remove_tree(path, idmap)
 
 
 @pytest.fixture
