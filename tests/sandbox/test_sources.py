@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
+import pickle
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -218,6 +221,7 @@ def test_a_source_is_made_anew_where_its_reference_became_a_difference(
     first, edited, turned = (checkouts[step].layer.digest for step in ("first", "edited", "turned"))
     (below,) = node.ensure_source(store, first, group="group")
     assert len(node.ensure_source(store, edited, group="group")) == 2
+    assert len(pickle.dumps(node)) < 1000, "what another process gets has no listing with it"
     remove_tree(below.parent, node.idmap)
     assert len(node.ensure_source(store, turned, group="group")) == 1
     assert len(node.ensure_source(store, first, group="group")) == 2
@@ -359,6 +363,18 @@ def tar(members: dict[bytes, bytes | None]) -> bytes:
     return out.getvalue() + bytes(2 * BLOCK)
 
 
+def index_of(path: bytes) -> bytes:
+    """An index of one file with this path."""
+    entry = struct.pack(">40s20sH", b"", bytes(20), min(len(path), 0xFFF)) + path
+    body = struct.pack(">4sII", b"DIRC", 2, 1) + entry + bytes(8 - len(entry) % 8)
+    return body + hashlib.sha1(body).digest()
+
+
+def fan_of(content: bytes) -> str:
+    """The directory that the object of a file lies in."""
+    return "objects/" + hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()[:2]
+
+
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
@@ -367,6 +383,8 @@ def tar(members: dict[bytes, bytes | None]) -> bytes:
         (lambda files: files.update(HEAD=b"0" * 40 + b"\n"), "is not there"),
         (lambda files: files.update(index=files["index"][:-1] + b"\0"), "the checksum"),
         (lambda files: files.update(index=b""), "too short"),
+        (lambda files: files.update(index=index_of(b"d/" * 3000 + b"f")), "more than 4096 bytes"),
+        (lambda files: files.update({fan_of(b"content\n"): b"no directory"}), "is no directory"),
     ],
 )
 def test_a_checkout_that_contradicts_itself_is_refused(
@@ -392,7 +410,8 @@ def test_a_checkout_that_contradicts_itself_is_refused(
         b"testbed/.git/objects": None,
         b"testbed/.git/objects/%b" % commit[:2].encode(): None,
     }
-    content |= {b"testbed/.git/" + name.encode(): files[name] for name in names}
+    git_files = files.keys() - {"file"}
+    content |= {b"testbed/.git/" + name.encode(): files[name] for name in sorted(git_files)}
     store = Store(tmp_path / "store")
     layer = store_tar(store, tmp_path, tar(content | {b"testbed/file": files["file"]}), node.idmap)
     with pytest.raises(LayerDamaged, match=sentence):

@@ -16,6 +16,7 @@ import pytest
 import zstandard
 
 from minisandbox.archive.members import Kind, Member
+from minisandbox.archive.reading import Malformed
 from minisandbox.errors import LayerMissing
 from minisandbox.idmap import current, remove_tree
 from minisandbox.records.layer import LayerRef
@@ -23,7 +24,7 @@ from minisandbox.store import NodeStore, Store
 from minisandbox.store.packs import arrangement, reading
 from minisandbox.store.packs.consolidation import consolidate
 from minisandbox.store.packs.layout import FRAME_LIMIT
-from minisandbox.store.packs.skeleton import Skeleton
+from minisandbox.store.packs.skeleton import NO_CONTENT, Skeleton
 
 DATE = 1_600_000_000
 IDMAP = current()
@@ -313,6 +314,16 @@ def test_a_packed_layer_can_be_handed_out_compressed(place: Path) -> None:
     assert b"".join(copied) == loose
     with store.stored(ref.digest) as layer, layer.tar() as stream:
         assert stream.read() == tar
+
+
+def test_a_kept_header_of_nothing_is_damage() -> None:
+    made = Skeleton()
+    made.append(Member(b"f", Kind.FILE, 0o644, 0, 0, 0), bytes(1024), NO_CONTENT)
+    made = Skeleton.decode(made.encode())
+    with pytest.raises(Malformed, match="no header"):
+        made.entries({})
+    with pytest.raises(Malformed, match="no header"):
+        list(made.members({}))
 
 
 def test_like_layers_are_neighbours() -> None:

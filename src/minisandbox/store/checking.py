@@ -22,14 +22,14 @@ from minisandbox.archive.members import OPAQUE_MARKER, WHITEOUT_PREFIX, Kind, Me
 from minisandbox.archive.reading import Reader
 from minisandbox.errors import LayerDamaged, LayerMissing
 from minisandbox.idmap import IdMap
-from minisandbox.store import listing, sources
+from minisandbox.store import gitobjects, listing, sources
 from minisandbox.store.collecting import move
 from minisandbox.store.faults import StoreUnusable, call_carrying, explained, reachable
 from minisandbox.store.listing import Entry, Recording
 from minisandbox.store.objects import OBJECTS, Checkout, missing
 from minisandbox.store.packed import Store
 from minisandbox.store.streams import StoredLayer
-from minisandbox.store.usage import DAMAGED, FOLDERS, POOL, items_in, reference_of
+from minisandbox.store.usage import DAMAGED, FOLDERS, POOL, items_in
 from minisandbox.store.walking import walk
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _check(node: NodeStore, store: Store, kind: str, path: Path) -> Iterator[Nod
     moved = _move_away(node, path)
     yield NodeFinding(kind, path.name, found.sentences[0] + more, moved=moved)
     for other in (node.base / FOLDERS["source"]).glob("[!.]*"):
-        if kind == "source" and reference_of(other) == path.name:
+        if kind == "source" and sources.reference_of(other) == path.name:
             reason = f"it lies on {path.name[:12]}, which is damaged"
             yield NodeFinding(kind, other.name, reason, moved=_move_away(node, other))
 
@@ -333,12 +333,11 @@ def _compare_objects(
             found.add(OBJECTS.encode(), f"cannot be told: {error}")
             return
         for name in lacking.names if lacking else ():
-            text = name.hex()
-            path = f"{OBJECTS}/{text[:2]}/{text[2:]}"
+            path = f"{OBJECTS}/{gitobjects.file_name(name)}"
             held = extra.pop(path.encode(), None)
             if held is None:
                 found.add(path.encode(), "is missing")
-            elif not _is_object(checkout.read(path) or b"", text):
+            elif not _is_object(checkout.read(path) or b"", name):
                 found.add(path.encode(), "has another content", held)
     fans = [path for path in extra if path.startswith(OBJECTS.encode() + b"/")]
     for path in fans:
@@ -346,9 +345,9 @@ def _compare_objects(
             del extra[path]
 
 
-def _is_object(data: bytes, name: str) -> bool:
+def _is_object(data: bytes, name: bytes) -> bool:
     try:
-        return hashlib.sha1(zlib.decompress(data)).hexdigest() == name
+        return hashlib.sha1(zlib.decompress(data)).digest() == name
     except zlib.error:
         return False
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from minisandbox import atomic
 from minisandbox.idmap import remove_tree
 from minisandbox.sizes import LIMIT_VARIABLE, readable_size
+from minisandbox.store import sources
 from minisandbox.store.account import Account
 from minisandbox.store.faults import StoreUnusable, call_carrying, explained, reachable
 from minisandbox.store.locks import tried
@@ -32,7 +33,6 @@ from minisandbox.store.usage import (
     in_use,
     last_use,
     owners_of,
-    reference_of,
     survey,
     waste_in,
 )
@@ -186,10 +186,10 @@ class _Collector:
 
     def _is_reference(self, item: Item) -> bool:
         """Whether a source lies on it that is there now."""
-        if item.kind != "source":
-            return False
+        if item.kind != "source" or item.below:
+            return False  # references are whole, and looking at all others takes its time
         others = (self._base / FOLDERS["source"]).glob("[!.]*")
-        return any(reference_of(path) == item.name for path in others)
+        return any(sources.reference_of(path) == item.name for path in others)
 
     def _sweep(self) -> int:
         """Remove what nobody uses any more; returns the bytes of the pool in it."""

@@ -19,6 +19,8 @@ INDEX_ENTRY = struct.Struct(">IIIIIIIIII20sH")
 #: Of these, what tells of content.
 _TELLING = struct.Struct(">24xI12x20sH")
 _EXTENDED = 0x4000
+#: Bytes of a path: git cannot check out what the system cannot open.
+_PATH_MAX = 4096
 _STAGE = 0x3000
 
 #: Modes of an index that stand for no blob: a submodule's commit.
@@ -65,6 +67,8 @@ def read_index(data: bytes) -> list[IndexEntry]:
         mode, object_id, flags = _TELLING.unpack_from(body, position)
         if flags & _STAGE:
             raise ValueError("the index holds a conflict")
+        if end - start > _PATH_MAX:
+            raise ValueError(f"the index holds a path of more than {_PATH_MAX} bytes")
         entries.append(IndexEntry(body[start:end], mode, object_id))
     return entries
 

@@ -34,7 +34,13 @@ class Checkout(Closing):
 
     def __init__(self, trees: Sequence[Path]) -> None:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        self._roots = [os.open(tree, flags) for tree in trees]
+        self._roots: list[int] = []
+        try:
+            for tree in trees:
+                self._roots.append(os.open(tree, flags))
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the directories."""
@@ -135,7 +141,11 @@ def missing(paths: Collection[bytes], checkout: Checkout) -> Missing | None:
 
 
 def _check(root: bytes, paths: Collection[bytes], checkout: Checkout) -> None:
-    """Raise ``ValueError`` unless ``HEAD`` is at a commit of the tree ``root``."""
+    """Raise ``ValueError`` unless ``HEAD`` is at a commit of the tree ``root``, and objects have
+    their place.
+    """
+    if _OBJECTS not in paths:
+        raise ValueError(f"it does not list the directory {OBJECTS}")
     head = (checkout.read(f"{GIT}/HEAD") or b"").decode("utf-8", "replace").strip()
     if head.startswith("ref: "):
         name = head.removeprefix("ref: ")
@@ -205,7 +215,7 @@ class Writer:
                 os.mkdir(fan, 0o755, dir_fd=objects)
             except FileExistsError:
                 pass
-            directory = linux.open_beneath(objects, fan, os.O_RDONLY | os.O_DIRECTORY)
+            directory = _open_fan(objects, fan)
             try:
                 for rest, name in members:
                     if name is None:
@@ -242,6 +252,15 @@ class Writer:
         with self._objects() as objects:
             for name in self._made:
                 self._pool.give(name, objects, name)
+
+
+def _open_fan(objects: int, name: str) -> int:
+    try:
+        return linux.open_beneath(objects, name, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise
+        raise ValueError(f"{OBJECTS}/{name} is no directory") from None
 
 
 def _by_fan(

@@ -71,10 +71,9 @@ class Pool:
         if name:
             self._made.append((parts, name))
 
-    def has(self, file: Entry) -> bool:
-        """Whether a file like this would be a link: the next of its kind is there."""
-        kind = kind_of_file(file)
-        return bool(kind) and self._links.has(_name(kind, self._taken[kind]))
+    def has(self, kind: str, ahead: int) -> bool:
+        """Whether a file of this kind would be a link if ``ahead`` others of it came first."""
+        return bool(kind) and self._links.has(_name(kind, self._taken[kind] + ahead))
 
     def share(self, root: Path) -> None:
         """Let others link to what was made in the layer at ``root``, which is on disk by now."""

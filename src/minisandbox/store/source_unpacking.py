@@ -35,6 +35,9 @@ class SourceUnpacker:
         self._idmap = idmap
         self._reference: Reference | None = None
 
+    def __reduce__(self) -> tuple[type[SourceUnpacker], tuple[Path, IdMap]]:
+        return (SourceUnpacker, (self._base, self._idmap))  # the reference is read again
+
     def path(self, digest: str) -> Path:
         """Where the unpacked source is or would be; raises ``ValueError`` for what is no digest."""
         return self._base / "sources" / keys.hex_of(digest)
@@ -44,11 +47,9 @@ class SourceUnpacker:
         path = self.path(digest)
         if not path.is_dir():
             return ()
-        try:
-            below = (path / sources.BELOW).read_text(encoding="ascii")
-        except FileNotFoundError:
-            return (path / sources.TREE,)
-        return (path.with_name(below) / sources.TREE, path / sources.TREE)
+        trees = (path / sources.TREE,)
+        below = sources.reference_of(path)
+        return (path.with_name(below) / sources.TREE, *trees) if below else trees
 
     def lies(self, directories: Sequence[Path]) -> bool:
         """Whether the reference of a source is there and whole: somebody may have removed it by

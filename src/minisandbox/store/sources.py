@@ -82,6 +82,17 @@ class Reference:
         )
 
 
+def reference_of(source: Path) -> str:
+    """The name of the reference that the source at ``source`` lies on, or nothing.
+
+    Raises ``OSError``: a source that is taken for whole while it is not would lose its reference.
+    """
+    try:
+        return (source / BELOW).read_text(encoding="ascii")
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+
+
 #: No names of files.
 _SPECIAL = frozenset({b"", b".", b".."})
 
@@ -316,14 +327,19 @@ class _Made:
     def __init__(self, entries: Sequence[Entry], fetch: Fetch) -> None:
         self._entries = entries
         self._fetch = fetch
-        self._contents: Mapping[str, bytes] = {}
+        self._contents: dict[str, bytes] = {}
         self._digest = ""
 
     def prepare(self, pool: Pool) -> None:
         """Get what ``pool`` lacks, at once."""
-        self._contents = self._fetch(
-            {entry.content for entry in self._entries if entry.content and not pool.has(entry)}
-        )
+        ahead: Counter[str] = Counter()
+        lacking: set[str] = set()
+        for entry in self._entries:
+            kind = kind_of_file(entry)
+            if entry.content and not pool.has(kind, ahead[kind]):
+                lacking.add(entry.content)
+            ahead[kind] += 1
+        self._contents = dict(self._fetch(lacking))
 
     def __iter__(self) -> Iterator[Member]:
         for entry in self._entries:
@@ -333,7 +349,7 @@ class _Made:
     def content(self) -> Iterator[bytes]:
         """The content of the current member."""
         if self._digest not in self._contents:  # it left the pool meanwhile
-            self._contents = {**self._contents, **self._fetch({self._digest})}
+            self._contents.update(self._fetch({self._digest}))
         yield self._contents[self._digest]
 
     def last(self) -> str:

@@ -128,7 +128,7 @@ class NodeStore:
             if not self._sources.lies(found):
                 self._set_aside(digest, target)
                 found = ()
-            if not found:
+            while not found:  # what was made just now may have been found damaged, and moved
                 unpack = functools.partial(self._sources.unpack, group=group, lease=held)
                 if group and self._sources.has_reference(group):
                     size //= _DIFFERENCE

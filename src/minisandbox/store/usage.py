@@ -155,7 +155,7 @@ def survey(base: Path, idmap: IdMap) -> Survey:
     wasted = _wasted(base)
     trees = _measure_all(base, [*(path for _, path in found), *wasted, base / POOL], idmap)
     items = [
-        Item(kind, path.name, path, reference_of(path), last_use(base, path), tree)
+        Item(kind, path.name, path, sources.reference_of(path), last_use(base, path), tree)
         for (kind, path), tree in zip(found, trees, strict=False)
     ]
     pool = trees.pop()
@@ -190,14 +190,6 @@ def _measure_all(base: Path, paths: Sequence[Path], idmap: IdMap) -> list[Tree]:
 
 def _measure_each(paths: Iterable[Path]) -> list[Tree]:
     return [measure(path) for path in paths]
-
-
-def reference_of(source: Path) -> str:
-    """The name of the reference that a source lies on, or nothing."""
-    try:
-        return (source / sources.BELOW).read_text(encoding="ascii")
-    except OSError:
-        return ""
 
 
 def owners_of(item: Item, names: Iterable[str]) -> list[str]:

@@ -11,8 +11,8 @@ import hashlib
 import heapq
 import os
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import BinaryIO, cast
 
 import zstandard
@@ -192,16 +192,22 @@ class PackReader(Closing):
         """The members of a layer, as others see them."""
         skeleton = self.skeleton(layer)
         numbers = {*skeleton.contents} - {NO_CONTENT}
-        return skeleton.entries(self.pack.sizes_and_names(numbers))
+        with self._headers_said():
+            return skeleton.entries(self.pack.sizes_and_names(numbers))
 
     def tar(self, layer: Layer) -> Iterator[bytes]:
         """The tar of a layer in parts."""
         skeleton = self.skeleton(layer)
-        try:
+        with self._headers_said():
             yield from self._tar(skeleton)
+        yield skeleton.end
+
+    @contextmanager
+    def _headers_said(self) -> Generator[None]:
+        try:
+            yield
         except MalformedMember as error:
             raise self.pack.damaged(f"a header that it keeps cannot be read: {error}") from error
-        yield skeleton.end
 
     def _tar(self, skeleton: Skeleton) -> Iterator[bytes]:
         sizes = _Sizes(self.pack)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from minisandbox.archive.members import Kind, Member, encode_header
-from minisandbox.archive.reading import Reader
+from minisandbox.archive.reading import Malformed, Reader
 from minisandbox.store.listing import Entry
 
 #: Stands for "no content": directories, links, and files without a byte.
@@ -75,8 +75,7 @@ class Skeleton:
             target = next(targets) if kind in _LINKS else b""
             header = self.kept.get(number)
             if header is not None:
-                member = next(iter(Reader(io.BytesIO(header))))
-                yield member, header, content
+                yield _parsed(header), header, content
                 continue
             member = Member(
                 path=name,
@@ -114,8 +113,7 @@ class Skeleton:
                 size, sha256 = 0, EMPTY if kind is file else ""
             add(Entry(name, kind, mode, uid, gid, date, target, size, sha256, _NO_XATTRS))
         for number, header in self.kept.items():
-            xattrs = next(iter(Reader(io.BytesIO(header)))).xattrs
-            found[number] = found[number]._replace(xattrs=xattrs)
+            found[number] = found[number]._replace(xattrs=_parsed(header).xattrs)
         return found
 
     def has_empty_file(self) -> bool:
@@ -173,6 +171,13 @@ class Skeleton:
         if not set(made.kinds) <= _KINDS.keys() or max(made.kept, default=-1) >= count:
             raise ValueError("it has members of an unknown type, or headers of none")
         return made
+
+
+def _parsed(header: bytes) -> Member:
+    """The member of a header that was kept; raises ``Malformed``."""
+    for member in Reader(io.BytesIO(header)):
+        return member
+    raise Malformed(b"", "there is no header")
 
 
 _NO_XATTRS: Mapping[bytes, bytes] = {}

@@ -179,8 +179,9 @@ def _directory(
             records.append(layout.Record(sha256, content.size, place, offset).encode())
             offset += content.size
     names = sorted({there.pack for there in elsewhere.values()})
+    places = {name: place for place, name in enumerate(names)}
     for number, there in sorted(elsewhere.items()):
-        place = names.index(there.pack)
+        place = places[there.pack]
         numbers[number] = len(records)
         records.append(layout.Record(sha256s[number], sizes[number], place, there.number).encode())
     return numbers, b"".join(records), names
