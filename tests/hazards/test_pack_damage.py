@@ -223,6 +223,30 @@ def test_damage_in_the_pack_that_another_refers_to(place: Path, packed: Packed, 
     assert [one.problem for one in packed.fresh().verify()] == [None] * 4
 
 
+def test_a_pack_with_damage_stays_when_all_is_packed_anew(place: Path, packed: Packed) -> None:
+    """And so does the pack that it refers to; what can be read is in the new one."""
+    tree = make_tree(place / "late", 9)
+    late = packed.store.add("source", tree, date=DATE, idmap=IDMAP)
+    consolidate(packed.fresh(), level=1)
+    newest = packed.fresh().pack_of(late.digest)
+    assert newest is not None
+    data = bytearray(newest.path.read_bytes())
+    data[newest.index.frames[0].offset + 20] ^= 1
+    newest.path.chmod(0o644)
+    newest.path.write_bytes(data)
+    done = consolidate(packed.fresh(), level=1, anew=True)
+    assert done.damaged.keys() == {late.digest}
+    assert sorted(done.layers) == sorted(packed.tars)
+    assert done.replaced == []
+    assert {newest.path, packed.pack} <= set(packed.store.catalogue.folder.iterdir())
+    packed.fresh().discard(late.digest)
+    packed.fresh().add("source", tree, date=DATE, idmap=IDMAP)
+    done = consolidate(packed.fresh(), level=1, anew=True)
+    assert not done.damaged
+    assert list(packed.store.catalogue.folder.iterdir()) == [done.pack]
+    assert [one.problem for one in packed.fresh().verify()] == [None] * 4
+
+
 @pytest.mark.parametrize("kind", ["pipe", "directory", "device"])
 def test_what_is_no_file_is_not_waited_for(packed: Packed, kind: str) -> None:
     packed.pack.unlink()

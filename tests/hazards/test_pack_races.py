@@ -84,13 +84,14 @@ def test_killed_at_any_moment(place: Path) -> None:
     killed = 0
     for round_ in range(12):
         tars |= fill(store, place, range(2 + round_, 4 + round_))
-        victim = in_child(lambda: consolidate(Store(store.root), level=3))
+        anew = round_ % 2 == 1
+        victim = in_child(lambda: consolidate(Store(store.root), level=3, anew=anew))  # noqa: B023
         time.sleep(chance.uniform(0, took))
         os.kill(victim, signal.SIGKILL)
         killed += exit_code(victim) == -signal.SIGKILL
         check_whole(Store(store.root), tars)
         if round_ % 3 == 2:
-            consolidate(Store(store.root), level=3)
+            consolidate(Store(store.root), level=3, anew=round_ % 2 == 0)
             assert list(store.loose()) == []
             assert list((store.root / "incoming").iterdir()) == []
     assert killed >= 3
@@ -132,7 +133,12 @@ def test_two_at_once_make_one_pack(place: Path) -> None:
 def test_who_reads_or_adds_meanwhile_notices_nothing(place: Path) -> None:
     store = Store(place / "store", level=1)
     tars = fill(store, place, range(6))
-    packing = in_child(lambda: consolidate(Store(store.root), level=3))
+
+    def pack_again_and_again() -> None:
+        for anew in (False, True, True, True):
+            consolidate(Store(store.root), level=3, anew=anew)
+
+    packing = in_child(pack_again_and_again)
     reader = Store(store.root)
     while os.waitpid(packing, os.WNOHANG) == (0, 0):
         for digest, tar in tars.items():
@@ -141,6 +147,7 @@ def test_who_reads_or_adds_meanwhile_notices_nothing(place: Path) -> None:
                 assert stream.read() == tar
         ref = store.add("source", place / "tree-0", date=DATE, idmap=IDMAP)
         assert ref.digest in tars
+        assert {one.problem for one in reader.verify()} == {None}
     consolidate(Store(store.root), level=1)
     check_whole(reader, tars)
 

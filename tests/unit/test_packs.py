@@ -131,6 +131,36 @@ def test_packing_again_packs_what_is_new_and_refers_to_the_rest(
     assert tar_of(store, refs[0].digest)
 
 
+def test_packing_all_anew_leaves_one_pack(
+    place: Path, layers: tuple[Store, list[LayerRef]]
+) -> None:
+    store, refs = layers
+    reader = Store(store.root)
+    consolidate(store, level=1)
+    for version in (7, 8):
+        refs.append(
+            store.add("source", make_tree(place / f"{version}", version), date=DATE, idmap=IDMAP)
+        )
+        if version == 7:
+            consolidate(store, level=1)
+    before = [tar_of(reader, ref.digest) for ref in refs]
+    with reader.stored(refs[0].digest) as opened, reader.stored(refs[4].digest) as referring:
+        done = consolidate(store, level=3, anew=True)
+        assert len(done.replaced) == 2
+        for layer, tar in ((opened, before[0]), (referring, before[4])):
+            with layer.tar() as stream:
+                assert stream.read() == tar, "who has it open reads on"
+    assert done.replaced_bytes > 0
+    assert sorted(done.layers) == sorted(ref.digest for ref in refs)
+    (pack,) = store.catalogue.packs()
+    assert (pack.path, pack.index.dependencies) == (done.pack, ())
+    assert [path.name for path in store.catalogue.folder.iterdir()] == [pack.path.name]
+    assert [tar_of(reader, ref.digest) for ref in refs] == before, "who knew the old ones"
+    assert [found.problem for found in reader.verify()] == [None] * 6
+    assert consolidate(store, level=9, anew=True).replaced == [pack.path], "at another level"
+    assert [found.problem for found in reader.verify()] == [None] * 6
+
+
 def test_digests_do_not_depend_on_how_they_are_packed(
     place: Path, layers: tuple[Store, list[LayerRef]]
 ) -> None:
@@ -208,6 +238,7 @@ def test_contents_of_a_layer_that_is_not_there(tmp_path: Path) -> None:
 def test_a_large_content_is_read_in_pieces(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minisandbox.store.packs.layout.FRAME_LIMIT", 1 << 20)
     monkeypatch.setattr(reading, "FRAME_LIMIT", 1 << 20)
+    monkeypatch.setattr(arrangement, "TOGETHER_TARGET", 1 << 20)
     monkeypatch.setattr(reading, "PIECE", 700_000)
     tree = place / "tree"
     tree.mkdir()
@@ -282,7 +313,7 @@ def test_a_tar_that_could_not_be_made_again_stays_loose(tmp_path: Path) -> None:
 def test_versions_of_a_file_share_a_frame_and_others_do_not_grow_it() -> None:
     kilobytes = 1024
     contents = [
-        arrangement.Content(number, 300 * kilobytes, path, number)
+        arrangement.Content(number, 300 * kilobytes, path, number, number)
         for number, path in enumerate(
             [b"a/x-1.so", b"b/y.py", b"a/x-2.so", b"a/x-3.so", b"c/z.py", b"b/z.py"]
         )
@@ -294,6 +325,19 @@ def test_versions_of_a_file_share_a_frame_and_others_do_not_grow_it() -> None:
         [b"b/z.py"],
         [b"c/z.py"],
     ]
+
+
+def test_files_that_are_read_together_share_a_frame() -> None:
+    """Three files of a distribution, in one release or in two, and one that changed on its own."""
+    kilobytes = 1024
+    releases = [(b"dist/a.py", 1, 2), (b"dist/b.py", 1, 2), (b"dist/c.py", 1, 2), (b"dist/d.py", 3)]
+    contents = [
+        arrangement.Content(10 * number + holder, 300 * kilobytes, path, holder, holder)
+        for number, (path, *holders) in enumerate(releases)
+        for holder in holders
+    ]
+    frames = [[content.number for content in frame] for frame in arrangement.arrange(contents)]
+    assert frames == [[1, 2, 11, 12, 21, 22], [33]]
 
 
 def test_frames_of_several_contents_fit_into_memory() -> None:

@@ -38,6 +38,12 @@ def add_commands(commands: Subparsers) -> None:
         "pack", help="move loose layers into a pack, where what they have in common is kept once"
     )
     _add_place(pack)
+    pack.add_argument(
+        "--all",
+        action="store_true",
+        dest="anew",
+        help="also what is in packs already: one pack in the place of several",
+    )
     pack.add_argument("--level", type=int, help="of zstd, 1 to 22 (default: 12)")
     pack.add_argument("--threads", type=int, help="that compress (default: one a processor)")
     pack.add_argument(
@@ -155,11 +161,18 @@ def pack_store(arguments: argparse.Namespace) -> int:
         raise InvalidInput("--threads", f"is {arguments.threads}", "expected 1 or more")
     store = _store_at(arguments)
     with waiting_line() as report:
-        done = consolidate(store, level=level, threads=arguments.threads, report=report)
+        done = consolidate(
+            store,
+            level=level,
+            threads=arguments.threads,
+            anew=arguments.anew,
+            report=report,
+        )
     for digest, reason in sorted((done.stay | done.damaged).items()):
-        print(f"{digest} stays loose: {reason}")
+        print(f"{digest} stays as it is: {reason}")
     if done.pack is not None:
-        made = f"{readable_size(done.loose_bytes)} became {readable_size(done.pack_bytes)}"
+        before = readable_size(done.loose_bytes + done.replaced_bytes)
+        made = f"{before} became {readable_size(done.pack_bytes)}"
         print(f"{len(done.layers)} layers packed, {made}: {done.pack}")
     elif done.layers:
         print(f"{len(done.layers)} layers were in packs already, their files are removed")

@@ -40,6 +40,8 @@ _SUFFIX = ".tar.zst"
 _LAYER_NAME = re.compile(r"[0-9a-f]{64}\.tar\.zst")
 #: Members of the layers that are checked side by side: each holds 150 bytes meanwhile.
 _CHECKED_AT_ONCE = 1_000_000
+#: How often a pack may vanish between the look for it and its opening.
+_PACKED_ANEW = 5
 
 
 @dataclass(frozen=True)
@@ -173,11 +175,17 @@ class Store:
                 return LooseLayer(digest, path, os.fdopen(open_regular(path), "rb"))
             except FileNotFoundError:
                 pass
-        pack = self.pack_of(digest)
-        if pack is None:
-            raise LayerMissing(digest, self.root)
-        with self._damage_named(digest, pack.path):
-            return LayerOfPack(digest, pack, PackReader(pack, self.catalogue))
+        # A pack that was packed anew is gone when the new one is there: then that is the one.
+        for _ in range(_PACKED_ANEW):
+            pack = self.pack_of(digest)
+            if pack is None:
+                break
+            with self._damage_named(digest, pack.path):
+                try:
+                    return LayerOfPack(digest, pack, PackReader(pack, self.catalogue))
+                except FileNotFoundError:
+                    self.catalogue.refresh()
+        raise LayerMissing(digest, self.root)
 
     def listing(self, digest: str) -> Listing | None:
         """The members of a layer without reading their contents; None where it is loose.
@@ -245,6 +253,10 @@ class Store:
                     for raw, problem in found.items():
                         yield Finding("sha256:" + raw.hex(), path, 0, problem)
         except (PackDamaged, OSError) as error:
+            if not path.exists():  # it was packed anew meanwhile
+                self.catalogue.refresh()
+                yield from self.verify(digests)
+                return
             for digest in digests:
                 yield Finding(digest, path, 0, str(error))
 

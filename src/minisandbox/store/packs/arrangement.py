@@ -2,7 +2,8 @@
 
 A frame is what a reader unpacks to get at any of its contents, so it is small; near-equal contents
 cost next to nothing if they share one. Both wishes meet in the order of paths: versions of one file
-lie beside each other, and the files of one folder, which are written alike, around them.
+lie beside each other, and the files of one folder, which are written alike, around them. Frames of
+files that the same layers hold may be large: who reads one of these files reads the others too.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from minisandbox.store.packs.skeleton import Skeleton
 
 #: Bytes at which a frame of different files ends.
 FRAME_TARGET = 512 << 10
-#: Bytes at which a frame of versions of one file ends.
-VERSIONS_TARGET = 8 << 20
+#: Bytes at which a frame ends of versions of one file, or of files that are read together.
+TOGETHER_TARGET = 8 << 20
 
 #: Names, or contents, by which two layers are compared: those with the smallest checksums, which is
 #: a sample of either in the same proportion.
@@ -36,12 +38,15 @@ _NUMBERS = re.compile(rb"\d+")
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A content to arrange: a path that it has, and in the how-manieth layer it comes first."""
+    """A content to arrange: a path that it has, in the how-manieth layer it comes first, and a
+    number that only contents of the very same layers have in common.
+    """
 
     number: int
     size: int
     path: bytes
     layer: int
+    holders: int = 0
 
 
 def family(path: bytes) -> bytes:
@@ -53,23 +58,33 @@ def family(path: bytes) -> bytes:
 
 def arrange(contents: Iterable[Content]) -> Iterator[list[Content]]:
     """The contents of each frame in order."""
+    frame: list[Content] = []
+    size = 0
+    last: list[int] = []
+    for versions in _families(contents):
+        # As a rule a release of a distribution has all its files in the same layers.
+        holders = [content.holders for content in versions]
+        limit = TOGETHER_TARGET if holders == last else FRAME_TARGET
+        for content in versions:
+            if frame and size + content.size > limit:
+                yield frame
+                frame, size = [], 0
+            frame.append(content)
+            size += content.size
+            limit = TOGETHER_TARGET
+        last = holders
+    if frame:
+        yield frame
+
+
+def _families(contents: Iterable[Content]) -> Iterator[list[Content]]:
+    """Versions of one file after the other, each from the first layer on."""
     keyed = sorted(
         ((family(content.path), content.layer, content.number, content) for content in contents),
         key=lambda item: item[:3],
     )
-    frame: list[Content] = []
-    size = 0
-    last = b""
-    for name, _, _, content in keyed:
-        limit = VERSIONS_TARGET if name == last else FRAME_TARGET
-        if frame and size + content.size > limit:
-            yield frame
-            frame, size = [], 0
-        frame.append(content)
-        size += content.size
-        last = name
-    if frame:
-        yield frame
+    for _, group in groupby(keyed, key=lambda item: item[0]):
+        yield [content for _, _, _, content in group]
 
 
 def by_likeness(layers: Mapping[bytes, Skeleton]) -> list[bytes]:

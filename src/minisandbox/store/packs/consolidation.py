@@ -1,8 +1,8 @@
 """Moves loose layers into a pack, and removes their files once the pack gives the same tars.
 
 Can be killed at any moment, and run again: a pack gets its name when it is whole and on disk, and a
-loose file goes after a tar with its digest was made from packs. One process at a time does it;
-builders and readers are not held up.
+loose file, or a pack that was packed anew, goes after a tar with its digest was made from what
+stays. One process at a time does it; builders and readers are not held up.
 """
 
 from __future__ import annotations
@@ -31,15 +31,18 @@ Report = Callable[[str], None]
 
 @dataclass
 class Consolidated:
-    """What was done: the ``layers`` that are in packs now and were loose, the bytes of their files,
-    the new ``pack`` (None where packs held everything already) and its bytes; with a reason each,
-    the layers that ``stay`` loose and those that are ``damaged``.
+    """What was done: the ``layers`` that are in packs now and were loose, or in another pack, the
+    bytes of their files, the new ``pack`` (None where packs held everything already) and its bytes,
+    the packs that were ``replaced`` and their bytes; with a reason each, the layers that ``stay``
+    as they are and those that are ``damaged``.
     """
 
     layers: list[str] = field(default_factory=list[str])
     loose_bytes: int = 0
     pack: Path | None = None
     pack_bytes: int = 0
+    replaced: list[Path] = field(default_factory=list[Path])
+    replaced_bytes: int = 0
     stay: dict[str, str] = field(default_factory=dict[str, str])
     damaged: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -49,9 +52,10 @@ def consolidate(
     *,
     level: int = DEFAULT_LEVEL,
     threads: int | None = None,
+    anew: bool = False,
     report: Report = lambda _: None,
 ) -> Consolidated:
-    """Move every loose layer of ``store`` into packs.
+    """Move every loose layer of ``store`` into packs; ``anew`` puts one pack in the place of all.
 
     Raises ``StoreUnusable`` where the store cannot be written; nothing is lost then.
     """
@@ -59,7 +63,8 @@ def consolidate(
     with explained("write to the store", store.root):
         store.catalogue.folder.mkdir(parents=True, exist_ok=True)
         with atomic.locked(store.root / "pack.lock"):
-            return _Consolidation(store, level, count, report).run()
+            work = _Consolidation(store, level, count, report)
+            return work.run_anew() if anew else work.run()
 
 
 class _Consolidation:
@@ -78,6 +83,26 @@ class _Consolidation:
         if left:
             self._pack(left)
         return self._done
+
+    def run_anew(self) -> Consolidated:
+        """Put one pack in the place of all there are, and of what is loose."""
+        packs = list(self._store.catalogue.packs())
+        self._pack(list(self._store.digests()), alone=True)
+        self._replace(packs)
+        return self._done
+
+    def _replace(self, packs: list[Pack]) -> None:
+        """Remove packs of which nothing is needed: the new one gives all of their layers."""
+        made = {bytes.fromhex(keys.hex_of(digest)) for digest in self._done.layers}
+        stay = [pack.index for pack in packs if pack.index.layers.keys() - made]
+        # Contents of a pack lie in the packs that it names, never further away.
+        needed = {name for index in stay for name in (index.name, *index.dependencies)}
+        for pack in packs:
+            if pack.index.name not in needed:
+                pack.path.unlink()
+                self._done.replaced.append(pack.path)
+                self._done.replaced_bytes += pack.index.file_size
+        self._store.catalogue.refresh()
 
     def _drop_packed(self, digests: Iterable[str]) -> None:
         """Remove the files of layers that a pack gives back whole: an earlier run was killed."""
@@ -106,14 +131,16 @@ class _Consolidation:
     def _remove(self, digests: Iterable[str]) -> None:
         for digest in digests:
             path = self._store.path(digest)
-            self._done.loose_bytes += path.stat().st_size
-            path.unlink()
+            if path.exists():  # else another pack holds it
+                self._done.loose_bytes += path.stat().st_size
+                path.unlink()
             self._done.layers.append(digest)
 
-    def _pack(self, digests: list[str]) -> None:
+    def _pack(self, digests: list[str], *, alone: bool = False) -> None:
+        """Write a pack of layers, which refers to others unless it is to stand ``alone``."""
         refused: set[bytes] = set()
         while True:
-            known = self._known(refused)
+            known = {} if alone else self._known(refused)
             with Spool(self._store.root / "incoming") as spool:
                 scanner = Scanner(spool, known)
                 skeletons = dict(self._scan(scanner, digests))
@@ -192,11 +219,13 @@ class _Consolidation:
     ) -> None:
         order = by_likeness(skeletons)
         first: dict[int, int] = {}
+        holders: dict[int, int] = {}
         for place, raw in enumerate(order):
-            for number in skeletons[raw].contents:
+            for number in {*skeletons[raw].contents}:
                 first.setdefault(number, place)
+                holders[number] = hash((holders.get(number), place))
         fresh = [
-            replace(content, layer=first[content.number])
+            replace(content, layer=first[content.number], holders=holders[content.number])
             for content in scanner.fresh
             if content.number in first  # of layers that are packed after all
         ]

@@ -26,6 +26,8 @@ DEFAULT_LEVEL = 12
 SKELETONS_TARGET = 8 << 20
 #: Window of frames of one content that is too large to hold.
 _WINDOW_LOG = 27
+#: The least that zstd takes.
+_LEAST_WINDOW_LOG = 10
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class PackWriter:
     def _add_frames(self, frames: Sequence[Sequence[Content]], spool: Spool) -> None:
         def compress(frame: Sequence[Content]) -> tuple[int, bytes]:
             data = b"".join(piece for content in frame for piece in spool.read(content.number))
-            return len(data), self._compressor().compress(data)
+            return len(data), self._compressed(data)
 
         with ThreadPoolExecutor(self._threads) as pool:
             waiting: deque[Future[tuple[int, bytes]]] = deque()
@@ -153,13 +155,19 @@ class PackWriter:
                 )
                 offset += len(data)
             joined = b"".join(encoded[digest] for digest in group)
-            self._add(self._compressor().compress(joined), len(joined))
+            self._add(self._compressed(joined), len(joined))
         return layers
 
-    def _compressor(self) -> zstandard.ZstdCompressor:
-        return zstandard.ZstdCompressor(
-            level=self._level, write_checksum=True, write_content_size=True
+    def _compressed(self, data: bytes) -> bytes:
+        parameters = zstandard.ZstdCompressionParameters.from_level(
+            self._level,
+            source_size=len(data),
+            # All of the frame: the window of a level is smaller than two versions of a library.
+            window_log=max(_LEAST_WINDOW_LOG, (len(data) - 1).bit_length()),
+            write_checksum=True,
+            write_content_size=True,
         )
+        return zstandard.ZstdCompressor(compression_params=parameters).compress(data)
 
 
 def _directory(
