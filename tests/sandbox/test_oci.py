@@ -241,16 +241,20 @@ def test_files_keep_what_they_are(place: Path, idmap: IdMap) -> None:
     )
 
 
+_PROGRAMS = ("sh", "id", "pwd", "env", "cat", "ls", "stat", "sort", "tr")
+
+
 def with_shell(folder: Path) -> bytes:
     """A layer with programs, and users to run them."""
     busybox = shutil.which("busybox")
     if busybox is None:
         pytest.skip("needs busybox (package busybox-static)")
-    links = [symlink(f"bin/{name}", "busybox") for name in ("sh", "id", "pwd", "env", "cat", "ls")]
+    links = [symlink(f"bin/{name}", "busybox") for name in _PROGRAMS]
     return tar(
         file("bin/busybox", Path(busybox).read_bytes(), mode=0o755),
         *links,
         file("etc/passwd", b"root:x:0:0::/root:/bin/sh\napp:x:1000:1000::/home/app:/bin/sh\n"),
+        file("etc/group", b"root:x:0:\napp:x:1000:\nwww:x:33:\nmore:x:44:app\n"),
         entry("home/app", tarfile.DIRTYPE, mode=0o700, uid=1000, gid=1000),
     )
 
@@ -268,7 +272,7 @@ def test_commands_find_what_the_image_says(place: Path, idmap: IdMap) -> None:
     image = take(place, Layout([with_shell(place)], config=CONFIG).write(place / "image"))
     assert (image.entrypoint, image.cmd) == (("sh", "-c"), ("exit 5",))
     if idmap.count == 1:
-        with pytest.raises(InvalidInput, match="runs as 'app', and the sandboxes of this user"):
+        with pytest.raises(InvalidInput, match="runs as 'app:app', and the sandboxes of this user"):
             start(place, image, idmap)
         with start(place, image, idmap, user=0) as box:
             assert box.run("id -u; pwd; echo $GREETING").text == "0\n/home/app\nhello world\n"
@@ -283,6 +287,61 @@ def test_commands_find_what_the_image_says(place: Path, idmap: IdMap) -> None:
         assert box.run(["id", "-u"]).text == "1000\n"
     with start(place, image, idmap, user="root", cwd="/", env={"GREETING": "bye"}) as box:
         assert box.run("id -u; pwd; echo $GREETING").text == "0\n/\nbye\n"
+
+
+@pytest.mark.parametrize(
+    ("user", "ids"),
+    [
+        ("app", "1000 1000 1000 44"),
+        ("1000", "1000 1000 1000 44"),
+        ("app:www", "1000 33 33"),
+        ("1000:50", "1000 50 50"),
+        # An account that the image does not list is in the group of root, as in any engine: what is
+        # made for arbitrary numbers gives its files to that group.
+        ("1001", "1001 0 0"),
+        ("1001:", "1001 0 0"),
+        ("1001:33", "1001 33 33"),
+        ("0:www", "0 33 33"),
+        (":www", "0 33 33"),
+    ],
+)
+def test_a_user_is_understood_as_engines_do(place: Path, user: str, ids: str) -> None:
+    if current().count == 1:
+        pytest.skip("needs a range of ids")
+    image = take(place, Layout([with_shell(place)], config={"User": user}).write(place / "image"))
+    with start(place, image) as box:
+        assert box.run("echo $(id -u; id -g; id -G | tr ' ' '\\n' | sort -u)").text == f"{ids}\n"
+
+
+@pytest.mark.parametrize("user", ["ghost", "app:ghost"])
+def test_who_is_not_in_the_image_is_named(place: Path, user: str) -> None:
+    if current().count == 1:
+        pytest.skip("needs a range of ids")
+    image = take(place, Layout([with_shell(place)], config={"User": user}).write(place / "image"))
+    with start(place, image) as box:
+        with pytest.raises(SandboxFileError, match="cannot find the user or group ghost"):
+            box.run("true")
+        assert box.run("id -u", user=0).text == "0\n"
+
+
+def test_a_home_that_the_image_names_is_that_of_all_users(place: Path, idmap: IdMap) -> None:
+    config = {"Env": ["PATH=/bin", "HOME=/opt/app"], "User": "app"}
+    image = take(place, Layout([with_shell(place)], config=config).write(place / "image"))
+    users = ["root"] if idmap.count == 1 else ["root", "app"]
+    with start(place, image, idmap, user=users[-1]) as box:
+        assert [box.run("echo $HOME", user=name).text for name in users] == ["/opt/app\n"] * len(
+            users
+        )
+
+
+def test_a_working_directory_is_made_where_there_is_none(place: Path, idmap: IdMap) -> None:
+    for workdir, mode in (("/not/there/yet", "755"), ("/home/app", "700")):
+        config = {"WorkingDir": workdir, "Env": ["PATH=/bin"]}
+        path = Layout([with_shell(place)], config=config).write(place / workdir.replace("/", "-"))
+        with start(place, take(place, path), idmap) as box:
+            for _ in range(2):
+                assert box.run("pwd; stat -c %a .").text == f"{workdir}\n{mode}\n"
+                box.reset()
 
 
 def test_the_command_line(

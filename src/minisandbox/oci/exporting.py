@@ -263,7 +263,12 @@ def _gzip(stream: BinaryIO, write: Callable[[bytes], None]) -> int:
 
 
 def _configuration(row: ManifestRow) -> dict[str, Any]:
-    variables = {**DEFAULT_ENV, **environment_variables("none"), **variables_of(row, "env")}
+    variables = {
+        "HOME": "/root",
+        **DEFAULT_ENV,
+        **environment_variables("none"),
+        **variables_of(row, "env"),
+    }
     labels = {
         "org.opencontainers.image.title": row.instance_id,
         "org.opencontainers.image.revision": row.base_commit,

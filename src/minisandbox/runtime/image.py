@@ -14,6 +14,7 @@ from pathlib import Path
 
 from minisandbox import keys
 from minisandbox.errors import InvalidInput
+from minisandbox.idmap import IdMap
 from minisandbox.records import codec
 from minisandbox.records.image import ImageRecord
 from minisandbox.runtime.cache import store_of
@@ -25,7 +26,9 @@ from minisandbox.store import Lease, NodeStore, Store, default_node_root
 FOLDER = "images"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-#: Raised with each change of what ``_write_site`` writes.
+#: Bytes of a working directory that is made where an image has none.
+_LONGEST_PLACE = 255
+#: Raised with each change of what ``_place`` and ``_site`` write.
 _SITE_VERSION = 1
 
 
@@ -96,9 +99,10 @@ class Image:
         with node.lease() as lease:
             folders = self._unpack(lease, report)
             return Sandbox.start(
-                # Above an empty base: what the image has is as the image has it, and what engines
-                # bring to every image (/etc/hosts, ...) lies above it.
-                (*folders, _site(node, profile, lease)),
+                # Above an empty base: what the image has is as the image has it. What engines make
+                # where it has none, its working directory, lies below it, and what they bring to
+                # every image (/etc/hosts, ...) above.
+                (*_place(node, record.workdir, lease), *folders, _site(node, profile, lease)),
                 base=(),
                 scratch=node.scratch,
                 idmap=node.idmap,
@@ -126,17 +130,17 @@ class Image:
     def _user(self, chosen: str | int | None) -> str | int | None:
         if chosen is not None:
             return chosen
-        # The groups of a sandbox's user are those of its /etc/group.
-        user = self.record.user.partition(":")[0]
-        if user in ("", "0", "root"):
+        user, _, group = self.record.user.partition(":")
+        if user in ("", "0", "root") and group in ("", "0", "root"):
             return None
         if self.node.idmap.count == 1:
             raise InvalidInput(
                 f"image {self.record.name}",
-                f"runs as {user!r}, and the sandboxes of this user have the single id 0",
+                f"runs as {self.record.user!r}, and the sandboxes of this user have the single id "
+                "0",
                 "choose user 0, or have a range of ids in /etc/subuid (see docs/hosts.md)",
             )
-        return user
+        return f"{user}:{group}"  # with the colon it is understood as engines do
 
 
 def open_image(
@@ -158,6 +162,31 @@ def open_image(
             "import it with `minisandbox oci import`",
         ) from None
     return Image(record, Store(Path(store) if store else store_of(folder)))
+
+
+def _place(node: NodeStore, workdir: str, lease: Lease) -> tuple[Path, ...]:
+    """A layer with nothing but the working directory; none for the root, and for what only those
+    write who want to see what happens.
+    """
+    parts = [part for part in workdir.split("/") if part not in ("", ".")]
+    if not parts or ".." in parts or len(os.fsencode(workdir)) > _LONGEST_PLACE:
+        return ()
+
+    def fill(work: Path) -> None:
+        for count in range(len(parts) + 1):
+            path = work.joinpath(*parts[:count])
+            path.mkdir()
+            path.chmod(0o755)
+            _give(path, node.idmap)
+
+    name = f"place-{keys.short(keys.digest_of([_SITE_VERSION, parts]), 32)}"
+    return (node.derive(name, fill, lease=lease),)
+
+
+def _give(path: Path, idmap: IdMap) -> None:
+    """Make a file root's, as the sandbox has it."""
+    if idmap.kind == "root":
+        os.chown(path, idmap.host_uid(0), idmap.host_gid(0))
 
 
 def _site(node: NodeStore, profile: Profile, lease: Lease) -> Path:
@@ -183,8 +212,7 @@ def _site(node: NodeStore, profile: Profile, lease: Lease) -> Path:
         for path in (work, work / "etc", *(work / "etc" / name for name in texts)):
             if path.is_dir():
                 path.chmod(0o755)
-            if node.idmap.kind == "root":
-                os.chown(path, node.idmap.host_uid(0), node.idmap.host_gid(0))
+            _give(path, node.idmap)
 
     name = f"site-{keys.short(keys.digest_of([_SITE_VERSION, texts]), 32)}"
     return node.derive(name, fill, lease=lease)

@@ -27,23 +27,43 @@ class Account:
 def find(user: str | int | None) -> Account:
     """The account named (or numbered) ``user``; None is root. A number need not be in /etc/passwd.
 
-    Raises ``OSError`` (ENOENT, with the name) for an unknown name.
+    With a colon it is as container engines read it: ``user:group`` has that group alone, and with
+    nothing behind the colon a number that is not in /etc/passwd has the group 0. Raises ``OSError``
+    (ENOENT, with the name) for an unknown name.
     """
-    if user is None or user in (0, "0", "root"):
+    name, colon, group = ("root" if user is None else str(user)).partition(":")
+    account = _named(name or "root", unlisted_group=0 if colon else None)
+    if not group:
+        return account
+    gid = _group(group)
+    return Account(account.uid, gid, [gid] if gid else [], account.home)
+
+
+def _named(user: str, *, unlisted_group: int | None) -> Account:
+    if user in ("0", "root"):
         return Account(0, 0, [], "/root")
-    rows = _rows("/etc/passwd", 7)
-    for name, _, uid, gid, _, home, *_ in rows:
+    for name, _, uid, gid, _, home, *_ in _rows("/etc/passwd", 7):
         # Like the C library: a row without numbers is no row.
-        if str(user) in (name, uid) and _is_id(uid) and _is_id(gid):
+        if user in (name, uid) and _is_id(uid) and _is_id(gid):
             groups = [
                 int(group[2])
                 for group in _rows("/etc/group", 4)
                 if name in group[3].split(",") and _is_id(group[2])
             ]
             return Account(int(uid), int(gid), sorted({int(gid), *groups}), home or "/")
-    if _is_id(str(user)):
-        return Account(int(user), int(user), [int(user)], "/")
-    raise OSError(errno.ENOENT, "no such user", str(user))
+    if _is_id(user):
+        gid = int(user) if unlisted_group is None else unlisted_group
+        return Account(int(user), gid, [gid], "/")
+    raise OSError(errno.ENOENT, "no such user", user)
+
+
+def _group(group: str) -> int:
+    for name, _, gid, *_ in _rows("/etc/group", 4):
+        if group in (name, gid) and _is_id(gid):
+            return int(gid)
+    if _is_id(group):
+        return int(group)
+    raise OSError(errno.ENOENT, "no such group", group)
 
 
 def _is_id(text: str) -> bool:

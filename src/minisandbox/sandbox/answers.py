@@ -40,8 +40,12 @@ def settle_account(request: dict[str, Any], ids: int) -> accounts.Account:
 
     Raises :class:`Refusal` for one that cannot be taken, ``OSError`` for one that is unknown.
     """
-    account = accounts.find(request["user"])
-    if ids == 1 and account.uid != 0:
+    try:
+        account = accounts.find(request["user"])
+    except OSError as error:
+        unknown = error.filename or str(request["user"])
+        raise Refusal(errno.ENOENT, "find the user or group", unknown) from error
+    if ids == 1 and (account.uid or account.gid):
         raise Refusal(
             errno.EINVAL, "run as another user with a single-id map", str(request["user"])
         )

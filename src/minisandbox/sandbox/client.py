@@ -31,8 +31,8 @@ from minisandbox.sandbox.snapshots import Kept, Reset, Snapshot, SnapshotWay
 from minisandbox.sandbox.steps import LONGEST_WAIT, Cancelled, Steps, blocking, finish
 from minisandbox.sandbox.watching import Attempt
 
+#: What every command finds. HOME is not among it: unless it is given, it is that of the account.
 DEFAULT_ENV: Mapping[str, str] = {
-    "HOME": "/root",
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
     "PAGER": "cat",
@@ -203,17 +203,17 @@ class Sandbox(Closing):
         """Run ``command`` and return when it has ended, or ``timeout`` seconds have passed.
 
         A string is a bash script of any size (sh where there is no bash), a sequence is a program
-        with its arguments. As another ``user`` than root HOME is that user's, unless ``env`` says
-        otherwise. The end of the shell is the end of the command: processes it left in the
-        background live on, and what they print later is dropped. A timeout ends the command's whole
-        tree, background processes and daemons included, and keeps the output so far. Standard input
-        is /dev/null unless given, as bytes or as the descriptor of a pipe. Of each stream
-        ``max_output`` bytes are kept, its beginning and its end; all of it goes to ``stdout_file``
-        and ``stderr_file``, files of the host, where they are given. ``on_output`` is called in
-        this thread with ``"stdout"`` or ``"stderr"`` and every piece as it comes. Raises
-        ``SandboxDied`` when the sandbox is gone, ``SandboxFileError`` when ``user`` is unknown,
-        ``InvalidInput`` for what cannot be run at all, and ``OSError`` where a file of the host
-        cannot be written.
+        with its arguments. HOME is that of ``user``, unless ``env``, here or where the sandbox was
+        started, says otherwise. The end of the shell is the end of the command: processes it left
+        in the background live on, and what they print later is dropped. A timeout ends the
+        command's whole tree, background processes and daemons included, and keeps the output so
+        far. Standard input is /dev/null unless given, as bytes or as the descriptor of a pipe. Of
+        each stream ``max_output`` bytes are kept, its beginning and its end; all of it goes to
+        ``stdout_file`` and ``stderr_file``, files of the host, where they are given. ``on_output``
+        is called in this thread with ``"stdout"`` or ``"stderr"`` and every piece as it comes.
+        Raises ``SandboxDied`` when the sandbox is gone, ``SandboxFileError`` when ``user`` is
+        unknown, ``InvalidInput`` for what cannot be run at all, and ``OSError`` where a file of the
+        host cannot be written.
         """
         patience = arguments.seconds("timeout", timeout)
         with capture.open_streams(

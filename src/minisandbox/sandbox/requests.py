@@ -103,9 +103,6 @@ class Requests:
         given = arguments.variables("env", env)
         place = "" if cwd is None else arguments.text("cwd", cwd)
         account = arguments.user("user", self._user if user is None else user)
-        whole = {**self._env, **given}
-        if account not in (None, 0, "0", "root") and "HOME" not in given:
-            del whole["HOME"]  # root's; the account's own is set inside
         files: list[int] = []
         if isinstance(stdin, bytes | bytearray | memoryview):
             files.append(wire.memory_file("stdin", arguments.content("stdin", stdin)))
@@ -119,7 +116,7 @@ class Requests:
             "argv": [] if script else checked,
             "script": len(files) - 1 if script else -1,
             "stdin": -1 if stdin is None else 0,
-            "env": whole,
+            "env": {**self._env, **given},
             "cwd": posixpath.join(self._cwd, place),
             "user": account,
             "merge": False,

@@ -66,7 +66,7 @@ def attempt(
     request: dict[str, Any], streams: Streams, script: int, account: accounts.Account, ids: int
 ) -> int:
     """:func:`start` that raises ``CannotStart``, but for what only the new process finds out."""
-    if not request["pty"] and account.uid == 0:
+    if not request["pty"] and not (account.uid or account.gid):
         return _spawn(request, streams, script)
     try:
         pid = os.fork()
@@ -128,7 +128,7 @@ def _execute(
         linux.close_all_but(kept)
         if request["pty"]:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        if account.uid != 0 or account.groups:
+        if account.uid or account.gid or account.groups:
             if groups:
                 os.setgroups(account.groups)
             os.setresgid(account.gid, account.gid, account.gid)

@@ -69,7 +69,7 @@ def _act_as(user: str | int, ids: int) -> None:
     is its own.
     """
     account = accounts.find(user)
-    if ids == 1 and account.uid != 0:
+    if ids == 1 and (account.uid or account.gid):
         raise OSError(errno.EINVAL, "only id 0 exists inside", str(user))
     if ids > 1:
         os.setgroups(account.groups)
