@@ -8,6 +8,7 @@ themselves: every name is the SHA-1 of the content (gitformat-index(5), gitforma
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -81,32 +82,53 @@ class Trees(NamedTuple):
 
 
 def trees(entries: Iterable[IndexEntry]) -> Trees:
-    """The trees that ``git write-tree`` would make."""
-    # Of each directory: what orders a name, and its line. A directory sorts as if it ended in "/".
-    children: dict[bytes, list[tuple[bytes, bytes]]] = {b"": []}
-    for path, mode, object_id in entries:
-        directory, _, name = path.rpartition(b"/")
-        if directory not in children:
-            _with_parents(directory, children)
-        children[directory].append((name, b"%o %s\0%s" % (mode, name, object_id)))
+    """The trees that ``git write-tree`` would make; raises ``ValueError`` for entries that are not
+    in the order of an index.
+    """
     contents: dict[bytes, bytes] = {}
-    root = b""
-    for directory in sorted(children, key=lambda path: path.count(b"/") + bool(path), reverse=True):
-        content = b"".join(line for _, line in sorted(children[directory]))
+    # The directories from the root to that of the current entry, each with what it holds so far:
+    # the order of an index is that of the lines of every tree, because a directory sorts in a tree
+    # as if it ended in "/".
+    names, lines = [b""], [bytearray()]
+    here = last = b""
+
+    def close() -> bytes:
+        content = bytes(lines.pop())
+        name = names.pop()
         object_id = name_of(b"tree", content)
         contents[object_id] = content
-        if directory:
-            parent, _, name = directory.rpartition(b"/")
-            children[parent].append((name + b"/", b"40000 %s\0%s" % (name, object_id)))
-        else:
-            root = object_id
-    return Trees(contents, root)
+        if lines:
+            lines[-1] += b"40000 %b\0%b" % (name, object_id)
+        return object_id
+
+    for path, mode, object_id in entries:
+        if path <= last:
+            raise ValueError(f"the index is not in order at {os.fsdecode(path)!r}")
+        last = path
+        directory, _, name = path.rpartition(b"/")
+        if directory != here:
+            way = directory.split(b"/") if directory else []
+            common = _in_common(way, names[1:])
+            while len(names) > common + 1:
+                close()
+            for part in way[common:]:
+                names.append(part)
+                lines.append(bytearray())
+            here = directory
+        lines[-1] += b"%o %b\0%b" % (mode, name, object_id)
+    while len(names) > 1:
+        close()
+    return Trees(contents, close())
 
 
-def _with_parents(directory: bytes, children: dict[bytes, list[tuple[bytes, bytes]]]) -> None:
-    while directory not in children:
-        children[directory] = []
-        directory = directory.rpartition(b"/")[0]
+def _in_common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    """How many parts two paths begin with alike."""
+    count = 0
+    for part, counterpart in zip(one, other, strict=False):
+        if part != counterpart:
+            break
+        count += 1
+    return count
 
 
 def name_of(kind: bytes, content: bytes) -> bytes:

@@ -121,8 +121,9 @@ def missing(paths: Collection[bytes], checkout: Checkout) -> Missing | None:
     """
     if _GIT + b"/index" not in paths or _GIT + b"/HEAD" not in paths:
         return None
+    below = [path for path in paths if path.startswith(_OBJECTS)]
     packs = _OBJECTS + b"/pack/"
-    if any(path.startswith(packs) for path in paths):
+    if any(path.startswith(packs) for path in below):
         return None  # a history came along, in packs that hold everything
     index = checkout.read(f"{GIT}/index")
     if index is None:
@@ -130,7 +131,7 @@ def missing(paths: Collection[bytes], checkout: Checkout) -> Missing | None:
     entries = gitobjects.read_index(index)
     trees = gitobjects.trees(entries)
     blobs = gitobjects.wanted(entries)
-    kept = {name for path in paths if (name := object_at(path)) is not None}
+    kept = {name for path in below if (name := object_at(path)) is not None}
     lacking = Missing(
         {name: blobs[name] for name in blobs.keys() - kept},
         {name: trees.contents[name] for name in trees.contents.keys() - kept},

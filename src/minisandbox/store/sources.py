@@ -257,13 +257,13 @@ def compare(entries: Sequence[Entry], reference: Reference, fetch: Fetch) -> Dif
     for what the pool lacks.
     """
     by_path = {entry.path: entry for entry in entries}
-    if len(by_path) != len(entries) or not _are_simple(by_path):
+    # A directory tells only of itself: it is made again where something in it is, or it is new.
+    changed = {path for path, entry in by_path.items() if reference.entries.get(path) != entry}
+    if len(by_path) != len(entries) or not _stay_simple(by_path, changed, reference):
         raise TooDifferent
     objects = by_path.get(OBJECTS.encode())
     if reference.objects and (objects is None or objects.type is not Kind.DIRECTORY):
         raise TooDifferent  # there is no place for what hides those of the reference
-    # A directory tells only of itself: it is made again where something in it is, or it is new.
-    changed = {path for path, entry in by_path.items() if reference.entries.get(path) != entry}
     if sum(by_path[path].size for path in changed) > _MOST_BYTES:
         raise TooDifferent
     gone = _gone(by_path, reference)
@@ -279,12 +279,14 @@ def compare(entries: Sequence[Entry], reference: Reference, fetch: Fetch) -> Dif
     return Difference(made, entries, fetch)
 
 
-def _are_simple(by_path: Mapping[bytes, Entry]) -> bool:
+def _are_simple(
+    by_path: Mapping[bytes, Entry], above: Collection[bytes] = frozenset[bytes]()
+) -> bool:
     """Whether entries are as our own archives of checkouts have them: paths spelled in one way, in
-    listed directories, no whiteouts, no links between files.
+    directories that are listed here or ``above``, no whiteouts, no links between files.
     """
     folders = {path for path, entry in by_path.items() if entry.type is Kind.DIRECTORY}
-    folders.add(b"")
+    folders |= {b"", *above}
     for path, entry in by_path.items():
         parent, _, name = path.rpartition(b"/")
         if parent not in folders or name in _SPECIAL or name.startswith(WHITEOUT_PREFIX):
@@ -292,6 +294,20 @@ def _are_simple(by_path: Mapping[bytes, Entry]) -> bool:
         if entry.type is Kind.HARD_LINK:
             return False
     return True
+
+
+def _stay_simple(
+    by_path: Mapping[bytes, Entry], changed: Collection[bytes], reference: Reference
+) -> bool:
+    """``_are_simple``, where the entries of ``reference`` are, and only those at ``changed`` differ
+    from it.
+    """
+    folders = {path for path, entry in reference.entries.items() if entry.type is Kind.DIRECTORY}
+    stay = {path for path in folders if path in by_path and by_path[path].type is Kind.DIRECTORY}
+    lost = folders - stay
+    if lost and any(path.rpartition(b"/")[0] in lost for path in by_path.keys() - changed):
+        return False
+    return _are_simple({path: by_path[path] for path in changed}, stay)
 
 
 def _gone(by_path: Mapping[bytes, Entry], reference: Reference) -> list[bytes]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -194,6 +194,11 @@ def parse(header: bytes, index: bytes) -> Index:
         blocks=index[position:],
         directory=HEADER_SIZE + length,
     )
+
+
+def parse_records(block: bytes) -> Iterator[tuple[bytes, int, int, int]]:
+    """All records of a block, as plain tuples: there may be thousands."""
+    return _RECORD.iter_unpack(block)
 
 
 def parse_record(block: bytes, number: int) -> Record:

@@ -13,6 +13,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from typing import BinaryIO, cast
 
 import zstandard
@@ -24,11 +25,11 @@ from minisandbox.store.packs.catalogue import Catalogue, Pack, PackDamaged, open
 from minisandbox.store.packs.layout import (
     BLOCK_RECORDS,
     FRAME_LIMIT,
-    RECORD_SIZE,
     Frame,
     Layer,
     Record,
     parse_record,
+    parse_records,
 )
 from minisandbox.store.packs.skeleton import EMPTY, NO_CONTENT, Entry, Skeleton
 
@@ -65,11 +66,12 @@ class OpenPack(Closing):
     def sizes_and_names(self, numbers: Iterable[int]) -> dict[int, tuple[int, str]]:
         """Size and SHA-256 in hex of many contents; a ``Record`` for each would cost more."""
         found: dict[int, tuple[int, str]] = {}
-        for number in numbers:
-            block = self._blocks.get(number // BLOCK_RECORDS) or self._block(number)
-            at = number % BLOCK_RECORDS * RECORD_SIZE
-            size = int.from_bytes(block[at + 32 : at + 40], "little")
-            found[number] = size, block[at : at + 32].hex()
+        for place, group in groupby(sorted(numbers), key=lambda number: number // BLOCK_RECORDS):
+            wanted = list(group)
+            records = list(parse_records(self._block(wanted[-1])))
+            for number in wanted:
+                sha256, size, _, _ = records[number - place * BLOCK_RECORDS]
+                found[number] = size, sha256.hex()
         return found
 
     def _block(self, number: int) -> bytes:

@@ -29,6 +29,7 @@ _SIZES = struct.Struct("<IQQQI")
 _KEPT = struct.Struct("<II")
 _KINDS = {kind.value[0]: kind for kind in Kind}
 _LINKS = (Kind.HARD_LINK, Kind.SYMLINK)
+_LINK_FLAGS = frozenset(kind.value[0] for kind in _LINKS)
 _END = bytes(1024)
 
 
@@ -92,8 +93,7 @@ class Skeleton:
     def entries(self, records: Mapping[int, tuple[int, str]]) -> list[Entry]:
         """All members; ``records`` maps numbers of contents to size and SHA-256."""
         targets = iter(self.targets)
-        found: list[Entry] = []
-        add, kinds, file = found.append, _KINDS, Kind.FILE
+        empty = {flag: (0, EMPTY if kind is Kind.FILE else "") for flag, kind in _KINDS.items()}
         columns = zip(
             self.names,
             self.kinds,
@@ -104,14 +104,22 @@ class Skeleton:
             self.contents,
             strict=True,
         )
-        for name, flag, mode, uid, gid, date, content in columns:
-            kind = kinds[flag]
-            target = next(targets) if kind in _LINKS else b""
-            if content != NO_CONTENT:
-                size, sha256 = records[content]
-            else:
-                size, sha256 = 0, EMPTY if kind is file else ""
-            add(Entry(name, kind, mode, uid, gid, date, target, size, sha256, _NO_XATTRS))
+        found: list[Entry] = [
+            Entry._make(
+                (
+                    name,
+                    _KINDS[flag],
+                    mode,
+                    uid,
+                    gid,
+                    date,
+                    next(targets) if flag in _LINK_FLAGS else b"",
+                    *(empty[flag] if content == NO_CONTENT else records[content]),
+                    _NO_XATTRS,
+                ),
+            )
+            for name, flag, mode, uid, gid, date, content in columns
+        ]
         for number, header in self.kept.items():
             found[number] = found[number]._replace(xattrs=_parsed(header).xattrs)
         return found

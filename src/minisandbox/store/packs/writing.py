@@ -159,9 +159,8 @@ class PackWriter:
         return layers
 
     def _compressed(self, data: bytes) -> bytes:
-        parameters = zstandard.ZstdCompressionParameters.from_level(
-            self._level,
-            source_size=len(data),
+        parameters = zstandard.ZstdCompressionParameters(
+            compression_level=self._level,
             # All of the frame: the window of a level is smaller than two versions of a library.
             window_log=max(_LEAST_WINDOW_LOG, (len(data) - 1).bit_length()),
             write_checksum=True,
