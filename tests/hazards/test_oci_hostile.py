@@ -435,10 +435,19 @@ def nested(depth: int) -> Callable[[Path], Path]:
     return spoil(change)
 
 
-def two_images(image: Layout) -> None:
-    image.finish()
-    other = {**image.entry, "annotations": {media.REF_NAME: "other:2"}}
-    image.files["index.json"] = json.dumps({"manifests": [image.entry, other]}).encode()
+def two_images(*names: str | None) -> Callable[[Layout], None]:
+    """Of different content; None has no name."""
+
+    def change(image: Layout) -> None:
+        entries: list[object] = []
+        for name in names:
+            manifest = {**image.manifest, "annotations": {"number": str(len(entries))}}
+            manifest["config"] = image.add_json(media.CONFIG, image.config)
+            notes = {"annotations": {media.REF_NAME: name}} if name else {}
+            entries.append(image.add_json(media.MANIFEST, manifest, **notes))
+        image.files["index.json"] = json.dumps({"manifests": entries}).encode()
+
+    return change
 
 
 def for_another_machine(image: Layout) -> None:
@@ -499,10 +508,14 @@ DOCUMENTS: dict[str, tuple[Callable[[Path], Path], str]] = {
         with_layer(
             mediaType="application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
             urls=["http://example.com/layer"],
+            digest="sha256:" + "0" * 64,
         ),
         "from elsewhere",
     ),
-    "layer-with-urls": (with_layer(urls=["file:///etc/passwd"]), "from elsewhere"),
+    "layer-with-urls": (
+        with_layer(urls=["file:///etc/passwd"], digest="sha256:" + "0" * 64),
+        "from elsewhere",
+    ),
     "encrypted-layer": (with_layer(mediaType=f"{media.LAYER}+gzip+encrypted"), "encrypted"),
     "layer-of-another-type": (with_layer(mediaType="application/x-sh"), "media type"),
     "layer-without-type": (with_layer(mediaType=None), "media type"),
@@ -517,7 +530,29 @@ DOCUMENTS: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "index-in-index-in-index": (nested(5), "indexes deep"),
     "for-another-machine": (spoil(for_another_machine), f"no image for linux/{ARCHITECTURE}"),
-    "two-images": (spoil(two_images), "say which with --ref: made:1, other:2"),
+    "two-images": (spoil(two_images("made:1", "other:2")), "with --ref: made:1, other:2"),
+    "two-images-of-one-name": (
+        spoil(two_images("made:1", "made:1")),
+        "names 2 images; say which with --ref: sha256:[0-9a-f]{64}, sha256:[0-9a-f]{64}",
+    ),
+    "two-images-without-a-name": (spoil(two_images(None, "other:2")), "sha256:.{64}, other:2"),
+    "digest-for-a-terminal": (
+        spoil(
+            lambda image: image.files.update(
+                {
+                    "index.json": json.dumps(
+                        {
+                            "manifests": [
+                                {"mediaType": media.MANIFEST, "digest": text}
+                                for text in ("\x1b[2J", "\n")
+                            ]
+                        }
+                    ).encode()
+                }
+            )
+        ),
+        r"--ref: \\x1b\[2J, \\n",
+    ),
     "name-for-a-terminal": (
         with_entry(annotations={media.REF_NAME: "\x1b]0;evil\x07:1"}),
         "no name",
@@ -681,7 +716,10 @@ ARCHIVES: dict[str, tuple[Callable[[Path], Path], str]] = {
         spoilt(lambda _, manifest: manifest[0].pop("Layers")),
         "no list of layers",
     ),
-    "two-images": (spoilt(lambda _, manifest: manifest.append(manifest[0])), "names 2 images"),
+    "two-images": (
+        spoilt(lambda _, manifest: manifest.append({**manifest[0], "Config": "other.json"})),
+        "'manifest.json' names 2 images; say which with --ref: [0-9a-f]{64}.json, other.json",
+    ),
     "manifest-that-is-an-object": (
         archived({**docker_archive([BELOW]), "manifest.json": b"{}"}),
         "no list of images",

@@ -104,6 +104,15 @@ WAYS: dict[str, Callable[[Path], Path]] = {
         place, zstandard.compress(archive_of(Layout([BOTTOM, TOP]).members()))
     ),
     "index-in-index": lambda place: _several(place),
+    "platforms-of-one-name": lambda place: _several(place, outer=True),
+    # What may be fetched from elsewhere is here all the same.
+    "foreign": lambda place: Layout(
+        [BOTTOM, TOP], kind="application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"
+    ).write(place / "image"),
+    "urls": lambda place: _with_urls(Layout([BOTTOM, TOP])).write(place / "image"),
+    # As `docker save` writes an image that has several tags.
+    "tagged-twice": lambda place: _tagged(place, "made:1", "again:2"),
+    "with-its-signature": lambda place: _signed(place),
 }
 
 
@@ -112,8 +121,34 @@ def _write(place: Path, data: bytes) -> Path:
     return place / "image.tar"
 
 
-def _several(place: Path) -> Path:
-    """For several platforms, and what builders say of how they built it."""
+def _with_urls(image: Layout) -> Layout:
+    for layer in image.manifest["layers"]:
+        layer["urls"] = ["https://example.com/layer"]
+    return image
+
+
+def _tagged(place: Path, *names: str) -> Path:
+    image = Layout([BOTTOM, TOP])
+    image.finish()
+    entries = [{**image.entry, "annotations": {media.REF_NAME: name}} for name in names]
+    image.files["index.json"] = json.dumps({"manifests": entries}).encode()
+    return image.write(place / "image")
+
+
+def _signed(place: Path) -> Path:
+    image = Layout([BOTTOM, TOP])
+    image.finish()
+    other = image.add_json(media.MANIFEST, {"config": image.add_json("text/x", {}), "layers": []})
+    account = {**other, "artifactType": "application/vnd.example.signature"}
+    about = image.add("application/xml", b"<about/>")
+    image.files["index.json"] = json.dumps({"manifests": [account, about, image.entry]}).encode()
+    return image.write(place / "image")
+
+
+def _several(place: Path, *, outer: bool = False) -> Path:
+    """For several platforms, and what builders say of how they built it; in an index of their own,
+    or each by the same name in the ``outer`` one.
+    """
     image = Layout([BOTTOM, TOP])
     image.finish()
     other = Layout([tar(file("other"))])
@@ -126,6 +161,10 @@ def _several(place: Path) -> Path:
         {**other.entry, "platform": unknown},
         {**image.entry, "platform": {**PLATFORM, "variant": "v8"}},
     ]
+    if outer:
+        named = [{**entry, "annotations": {media.REF_NAME: "made:1"}} for entry in entries]
+        image.files["index.json"] = json.dumps({"manifests": named}).encode()
+        return image.write(place / "image")
     inner = image.add_json(media.INDEX, {"manifests": entries})
     named = {**inner, "annotations": {media.REF_NAME: "made:1"}}
     image.files["index.json"] = json.dumps({"manifests": [named]}).encode()
@@ -198,8 +237,66 @@ def test_one_of_several_images_is_taken_by_name(place: Path) -> None:
     assert take(place, path, reference="registry.example/other:2").name == "other-2"
     assert take(place, path, reference="1").name == "made-1"
     assert take(place, path, reference="2", name="mine").name == "mine"
+    assert take(place, path, reference="other:2").name == "other-2"
+    assert take(place, path, reference=second.entry["digest"]).name == "other-2"
     with pytest.raises(ImageRefused, match="no image 'third', but made:1, registry"):
         take(place, path, reference="third")
+
+
+def test_an_image_is_called_by_the_name_it_was_asked_for(place: Path) -> None:
+    path = _tagged(place, "made:1", "again:2")
+    assert take(place, path, reference="again:2").name == "again-2"
+    data = archive_of(docker_archive([BOTTOM], tags=["made:1", "again:2"]))
+    assert take(place, _write(place, data), reference="again:2").reference == "again:2"
+
+
+@pytest.mark.parametrize(
+    ("reference", "file", "name"),
+    [
+        ("registry.example:5000/team/made", "x.tar", "made"),
+        ("registry.example/made:latest", "x.tar", "made"),
+        ("latest", "made.tar", "made"),
+        ("", "made.oci.tar.gz", "made"),
+        ("", "made-1.2.tar.zst", "made-1.2"),
+    ],
+)
+def test_a_name_says_which_image_it_is(
+    place: Path, reference: str, file: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout([BOTTOM], reference=reference)
+    assert take(place, layout.write_tar(place / file)).name == name
+    folder = layout.write(place / "made" / "made")
+    monkeypatch.chdir(folder)
+    if reference in ("", "latest"):
+        assert take(place, Path()).name == "made"
+
+
+def test_an_image_that_makes_room_for_another_is_told(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["oci", "import", "--cache", str(place / "results"), "--name", "mine"]
+    for layer, told in ((BOTTOM, False), (BOTTOM, False), (TOP, True)):
+        before = next((place / "results/images").glob("*"), None)
+        old = json.loads(before.read_text())["digest"] if before else ""
+        path = Layout([layer]).write(place / digest(layer)[-8:])
+        assert main([*words, str(path)]) == 0
+        assert (f"  in the place of {old}, which" in capsys.readouterr().out) == told
+
+
+def test_what_runs_on_every_processor_is_taken_first(place: Path) -> None:
+    images = [Layout([layer]) for layer in (TOP, BOTTOM)]
+    for image in images:
+        image.finish()
+    special, usual = images
+    usual.blobs |= special.blobs
+    entries = [
+        {**special.entry, "platform": {**PLATFORM, "variant": "v9"}},
+        {**usual.entry, "platform": PLATFORM},
+    ]
+    outer = usual.add_json(media.INDEX, {"manifests": entries})
+    usual.files["index.json"] = json.dumps({"manifests": [outer]}).encode()
+    image = take(place, usual.write(place / "image"))
+    assert [layer.diff_id for layer in image.layers] == [digest(BOTTOM)]
 
 
 def test_layers_that_are_there_are_not_read_again(place: Path) -> None:

@@ -113,8 +113,10 @@ def import_images(arguments: argparse.Namespace) -> int:
     """``minisandbox oci import``."""
     from minisandbox.oci import import_image
     from minisandbox.runtime.cache import store_of
+    from minisandbox.runtime.image import images_in
     from minisandbox.store import Store
 
+    before = {image.name: image.digest for image in images_in(arguments.cache)}
     store = Store(store_of(arguments.cache))
     with _bar(2 * _size(arguments.path)) as progress:
         image = import_image(
@@ -127,6 +129,9 @@ def import_images(arguments: argparse.Namespace) -> int:
         )
     size = sum({part.layer.digest: part.layer.size for part in image.layers}.values())
     print(f"{image.name}  {len(image.layers)} layers, {readable_size(size)}  {image.digest}")
+    replaced = before.get(image.name, image.digest)
+    if replaced != image.digest:
+        print(f"  in the place of {replaced}, which was called so; --name gives it another name")
     for number, part in enumerate(image.layers, 1):
         for note in part.notes:
             print(f"  layer {number}: {note}")

@@ -15,6 +15,7 @@ from typing import Any, TypeGuard, cast
 from minisandbox import keys
 from minisandbox.errors import InvalidInput
 from minisandbox.oci import media
+from minisandbox.oci.choosing import Choice, choose
 from minisandbox.oci.sources import Source
 from minisandbox.sandbox import arguments
 
@@ -24,8 +25,9 @@ _MOST_TEXT = 4 << 20
 MOST_LAYERS = 490
 #: Indexes in indexes.
 _MOST_NESTED = 4
-#: Names of images that an error lists, and characters of one.
+#: Platforms that an error lists.
 _SHOWN = 10
+#: Characters of the name of an image.
 _LONGEST_NAME = 500
 #: A file of a docker archive is named by the digest of what it holds, if it is new enough.
 _BY_DIGEST = re.compile(r"(?:blobs/sha256/)?([0-9a-f]{64})(?:\.tar|\.json)?")
@@ -62,14 +64,6 @@ class Description:
     cmd: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """An image of several: its names, and where its manifest is."""
-
-    names: tuple[str, ...]
-    document: Any
-
-
 def describe(source: Source, *, reference: str, architecture: str) -> Description:
     """The image called ``reference``, or the only one there is; raises ``ImageRefused``."""
     if source.has(media.INDEX_FILE):
@@ -94,10 +88,18 @@ class _Layout:
             version = _mapping(self._source, media.LAYOUT_FILE).get("imageLayoutVersion")
             if version != media.LAYOUT_VERSION:
                 raise self._source.refused(media.LAYOUT_FILE, f"says version {version!r:.40}")
-        entries = _entries(self._source, media.INDEX_FILE, "manifests")
-        choices = [_Choice(tuple(_names(self._source, entry)), entry) for entry in entries]
-        chosen = _choose(self._source, choices, reference)
-        return self._image(chosen.document, next(iter(chosen.names), ""), 0)
+        entries = _images(_entries(self._source, media.INDEX_FILE, "manifests"))
+        choices = [
+            Choice(
+                tuple(_names(self._source, entry)),
+                str(entry.get("digest")),
+                entry,
+                self._fits(entry),
+            )
+            for entry in entries
+        ]
+        chosen, name = choose(self._source, media.INDEX_FILE, choices, reference)
+        return self._image(chosen.document, name, 0)
 
     def _image(self, entry: Mapping[str, Any], name: str, depth: int) -> Description:
         """The image of a descriptor: a manifest, or the one for this machine of an index."""
@@ -109,7 +111,7 @@ class _Layout:
             raise self._source.refused(blob.path, f"has the media type {kind!r:.80}, no image's")
         if depth >= _MOST_NESTED:
             raise self._source.refused(blob.path, f"is an index {depth} indexes deep")
-        entries = _items(self._source, blob.path, self._document(blob), "manifests")
+        entries = _images(_items(self._source, blob.path, self._document(blob), "manifests"))
         fitting = [item for item in entries if self._fits(item)]
         if not fitting:
             offered = ", ".join(sorted({_platform(item) for item in entries})[:_SHOWN])
@@ -117,7 +119,8 @@ class _Layout:
                 blob.path,
                 f"holds no image for linux/{self._architecture}, only for {offered or 'nothing'}",
             )
-        return self._image(fitting[0], name, depth + 1)
+        # One for every processor of the architecture, if there is one: others may want more of it.
+        return self._image(min(fitting, key=_is_choosy), name, depth + 1)
 
     def _fits(self, entry: Mapping[str, Any]) -> bool:
         platform = entry.get("platform")
@@ -152,13 +155,14 @@ class _Layout:
         kind = str(entry.get("mediaType"))
         if kind.endswith("+encrypted"):
             raise self._source.refused(where, "has an encrypted layer, to which nobody has the key")
-        if "nondistributable" in kind or ".foreign." in kind or entry.get("urls"):
-            raise self._source.refused(
-                where, "has a layer that is to be fetched from elsewhere (urls)"
-            )
-        if kind not in media.LAYERS:
+        if kind not in media.LAYERS | media.FOREIGN_LAYERS:
             raise self._source.refused(where, f"has a layer of the media type {kind!r:.80}")
-        return self._blob(entry, "a layer")
+        blob = self._blob(entry, "a layer")
+        if (kind in media.FOREIGN_LAYERS or entry.get("urls")) and not self._source.has(blob.path):
+            raise self._source.refused(
+                where, f"has a layer that is to be fetched from elsewhere (urls): {blob.digest}"
+            )
+        return blob
 
     def _blob(self, entry: Mapping[str, Any], what: str) -> Blob:
         digest, size = entry.get("digest"), entry.get("size")
@@ -178,13 +182,13 @@ class _Layout:
 
 def _of_docker(source: Source, reference: str, architecture: str) -> Description:
     """The image of a docker archive, whose layers have no digests of their own."""
-    choices: list[_Choice] = []
+    choices: list[Choice] = []
     for entry in _array(source, "manifest.json"):
         tags: Any = entry.get("RepoTags") or []
         if not _is_texts(tags) or not all(map(_is_name, tags)):
             raise source.refused("manifest.json", "has RepoTags that are no list of names")
-        choices.append(_Choice(tuple(tags), entry))
-    chosen = _choose(source, choices, reference)
+        choices.append(Choice(tuple(tags), str(entry.get("Config")), entry))
+    chosen, name = choose(source, "manifest.json", choices, reference)
     paths, config = chosen.document.get("Layers"), chosen.document.get("Config")
     if not _is_texts(paths) or not isinstance(config, str):
         raise source.refused("manifest.json", "names no configuration, or no list of layers")
@@ -195,33 +199,30 @@ def _of_docker(source: Source, reference: str, architecture: str) -> Description
         source,
         config,
         _parse_mapping(source, config, text),
-        name=next(iter(chosen.names), ""),
+        name=name,
         digest=_sha256(text),
         layers=[Blob(path, None, None) for path in paths],
         architecture=architecture,
     )
 
 
-def _choose(source: Source, choices: Sequence[_Choice], reference: str) -> _Choice:
-    if reference:
-        found = [
-            choice
-            for choice in choices
-            if any(reference in (name, name.rpartition(":")[2]) for name in choice.names)
-        ]
-    else:
-        found = list(choices)
-    if len(found) == 1:
-        return found[0]
-    names = [next(iter(choice.names), "(without a name)") for choice in choices]
-    listed = ", ".join(names[:_SHOWN]) + (" and others" if len(names) > _SHOWN else "")
-    if not choices:
-        raise source.refused(media.INDEX_FILE, "names no image")
-    if found:
-        raise source.refused(
-            media.INDEX_FILE, f"names {len(found)} images; say which with --ref: {listed}"
-        )
-    raise source.refused(media.INDEX_FILE, f"names no image {reference!r}, but {listed}")
+def _images(entries: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """What of an index is images, and not signatures, accounts of a build and other things that
+    are kept beside them; all of it where nothing is.
+    """
+    kinds = media.MANIFESTS | media.INDEXES
+    found = [
+        entry
+        for entry in entries
+        if entry.get("mediaType") in kinds and not entry.get("artifactType")
+    ]
+    return found or entries
+
+
+def _is_choosy(entry: Mapping[str, Any]) -> bool:
+    """Whether an image is for some processors of its architecture only."""
+    platform = entry.get("platform")
+    return _is_object(platform) and platform.get("variant") not in (None, "", "v1", "v8")
 
 
 def _names(source: Source, entry: Mapping[str, Any]) -> Iterator[str]:

@@ -7,6 +7,7 @@ unfolds to is bounded before it is anywhere.
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,9 @@ T = TypeVar("T")
 
 #: What an image may unfold to. Large ones of this field have 300,000 files and 20 GB.
 DEFAULT_LIMITS = archive.Limits(max_bytes=64 << 30, max_files=1_000_000)
+
+#: What the name of a file says of its form.
+_SUFFIX = re.compile(r"(\.(tar|tgz|gz|zst|oci))+\Z")
 
 #: Headers and padding of a tar, above its content.
 _OVERHEAD = 4 << 30
@@ -166,9 +170,11 @@ def _known(folder: Path, store: Store) -> dict[str, ImageLayer]:
 
 
 def _name_of(reference: str, path: Path) -> str:
-    """A name for an image: the end of its reference, else that of its file."""
-    text = reference.rpartition("/")[2] or path.name.removesuffix(".tar")
-    return keys.slug(text.removesuffix(":latest").replace(":", "-"))
+    """A name for an image: the end of its reference, or of its file where that says nothing."""
+    text = reference.rpartition("/")[2].removesuffix(":latest")
+    if text in ("", "latest"):
+        text = _SUFFIX.sub("", path.absolute().name)
+    return keys.slug(text.replace(":", "-"))
 
 
 def _record(name: str, described: Description, layers: list[ImageLayer]) -> ImageRecord:

@@ -19,6 +19,20 @@ LAYERS = frozenset(
     }
 )
 
+#: Layers that need not come with their image: whoever may distribute them has them (``urls``).
+FOREIGN_LAYERS = frozenset(
+    {
+        *(
+            f"application/vnd.oci.image.layer.nondistributable.v1.tar{end}"
+            for end in ("", "+gzip", "+zstd")
+        ),
+        *(
+            f"application/vnd.docker.image.rootfs.foreign.diff.tar{end}"
+            for end in ("", ".gzip", ".zstd")
+        ),
+    }
+)
+
 #: The file that says that a folder is an image layout, and what it holds.
 LAYOUT_FILE = "oci-layout"
 LAYOUT_VERSION = "1.0.0"
