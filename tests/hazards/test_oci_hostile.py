@@ -27,6 +27,7 @@ from minisandbox.records.image import ImageRecord
 from minisandbox.runtime import Image
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import NodeStore, Store
+from minisandbox.store.faults import StoreUnusable
 from tars import END, block, directory, entry, file, hard_link, pax, record, symlink, tar
 
 LIMITS = Limits(max_bytes=1 << 20, max_files=60)
@@ -756,6 +757,14 @@ def test_an_archive_is_refused(place: Path, case: str, monkeypatch: pytest.Monke
     monkeypatch.setattr("minisandbox.oci.importing._OVERHEAD", 1 << 30)
     build, reason = ARCHIVES[case]
     refuse(place, build(place), reason)
+
+
+def test_a_store_that_takes_nothing_is_not_the_fault_of_the_image(place: Path) -> None:
+    path = _bytes(place, gzip.compress(archive_of(docker_archive([BELOW]))))
+    (place / "results").mkdir()
+    (place / "results/store").write_text("no folder")
+    with pytest.raises(StoreUnusable, match=r"cannot write to the store .*/results/store: File ex"):
+        take(place, path)
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(

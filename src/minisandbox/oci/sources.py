@@ -22,6 +22,7 @@ from minisandbox.archive.reading import Malformed, Reader
 from minisandbox.closing import Closing
 from minisandbox.errors import ImageRefused
 from minisandbox.oci.unfolding import BadBlob, unfolded
+from minisandbox.store.faults import WRITE_ERRORS, explained
 
 #: Names in a tar of an image: a layer or a document each. Thousands are no image.
 _MOST_NAMES = 10_000
@@ -165,25 +166,30 @@ def _opened(path: Path, limit: int, work: Path) -> BinaryIO:
 
 
 def _unpacked(path: Path, file: BinaryIO, limit: int, work: Path) -> BinaryIO:
-    work.mkdir(parents=True, exist_ok=True)
     size = os.fstat(file.fileno()).st_size
-    plain = tempfile.TemporaryFile(dir=work)  # noqa: SIM115 - the caller's, or closed below
+    writing = "write to the store"
+    with explained(writing, work):
+        work.mkdir(parents=True, exist_ok=True)
+        plain = tempfile.TemporaryFile(dir=work)  # noqa: SIM115 - the caller's, or closed below
     try:
-        with unfolded(file, size=size, digest=None, diff_id=None, limit=limit) as stream:
+        with (
+            explained(writing, work, only=WRITE_ERRORS),
+            unfolded(file, size=size, digest=None, diff_id=None, limit=limit) as stream,
+        ):
             while data := stream.read(1 << 20):
                 plain.write(data)
+            plain.seek(0)
     except BaseException as error:
         plain.close()
         if isinstance(error, BadBlob):
             raise ImageRefused(str(path), error.reason) from None
         raise
-    plain.seek(0)
     return plain
 
 
 def open_source(path: Path, *, limit: int, work: Path) -> Source:
     """The folder or tar at ``path``. A packed tar is unpacked into a file without a name in
-    ``work``, to ``limit`` bytes at most. Raises ``ImageRefused``, or ``OSError`` where it cannot be
-    opened.
+    ``work``, to ``limit`` bytes at most. Raises ``ImageRefused``, ``StoreUnusable`` where ``work``
+    cannot be written to, or ``OSError`` where the image cannot be opened.
     """
     return Folder(path) if path.is_dir() else Archive(path, limit, work)
