@@ -14,7 +14,7 @@ from minisandbox.idmap import call_mapped, current, remove_tree
 from minisandbox.records.layer import LayerKind, LayerRef
 from minisandbox.records.manifest import Base
 from minisandbox.runtime import Cache, Instance
-from minisandbox.store import NodeStore, Store
+from minisandbox.store import NodeStore, Store, gitobjects
 from small_projects import DATE, write_manifest
 
 #: What every program of these instances is.
@@ -26,6 +26,20 @@ say() { echo "$1 - $2"; }
 [ "$(cat count.txt)" = NUMBER ] && say "ok 2" counts || say "not ok 2" counts
 [ -e gone.txt ] && say "not ok 3" "is gone" || say "ok 3" "is gone"
 """
+
+
+#: When what is checked out was committed; one lies in each instance.
+COMMITTED = 1_500_000_000
+
+
+def committed(number: int) -> tuple[str, bytes]:
+    """The name and the file of the commit that is checked out."""
+    content = (
+        b"tree 4b825dc642cb6eb9a060e54bf8d69288fbee4904\n"
+        b"author A <a@b> 1400000000 +0000\n"
+        b"committer A <a@b> %d +0000\n\ncommitter A <a@b> 1300000000 +0000\n" % (COMMITTED + number)
+    )
+    return gitobjects.name_of(b"commit", content).hex(), gitobjects.loose(b"commit", content)
 
 
 def _write(root: Path, busybox: Path) -> None:
@@ -46,6 +60,11 @@ def _write(root: Path, busybox: Path) -> None:
     for name, text in texts.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text, encoding="utf-8")
+    for number in (1, 2):
+        name, commit = committed(number)
+        fan = root / f"instance-{number}/testbed/.git/objects" / name[:2]
+        fan.mkdir(parents=True)
+        (fan / name[2:]).write_bytes(commit)
     programs = root / "base/usr/bin"
     programs.mkdir(parents=True)
     shutil.copy(busybox, programs / "busybox")
@@ -95,6 +114,7 @@ class PackedProject:
         }
         base, *others = self._layers[self.names[1]]
         self._layers[self.serving] = (base, packed["service"], *others)
+        self._numbers = dict(zip(self._layers, (1, 2, 2), strict=True))
 
     def close(self) -> None:
         remove_tree(self.node.root, self.node.idmap)
@@ -108,6 +128,7 @@ class PackedProject:
                 "layers": layers[without_base:],
                 "base": Base(kind="small", arch=os.uname().machine),
                 "base_commit": "0" * 40,
+                "head_commit": committed(self._numbers[name])[0],
                 "test_command": "sh tests.sh",
             }
             | changes

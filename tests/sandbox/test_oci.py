@@ -4,6 +4,7 @@ back as what they were.
 
 from __future__ import annotations
 
+import datetime
 import gzip
 import json
 import os
@@ -27,7 +28,8 @@ from minisandbox.records.image import ImageRecord
 from minisandbox.runtime import Image, open_image
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import NodeStore, Store
-from packed_project import PackedProject
+from packed_project import COMMITTED, PackedProject
+from small_projects import DATE
 from tars import directory, entry, file, hard_link, symlink, tar
 
 IDMAPS = [current()] if current().kind == "single" else [current(), single()]
@@ -492,6 +494,32 @@ def test_an_export_is_the_same_whoever_makes_it(project: PackedProject, tmp_path
     # What both instances stand on is there once: their own layers, four below, and four documents.
     assert len(one) - 2 == 2 + project.shared + 1 + 4
     assert not list(tmp_path.glob(".*"))
+
+
+def test_an_image_is_as_old_as_the_commit_in_it(project: PackedProject, tmp_path: Path) -> None:
+    shutil.copytree(project.store.root, tmp_path / "packed")
+    assert main(["store", "pack", "--store", str(tmp_path / "packed")]) == 0
+    for number, (head, store) in enumerate(
+        [({}, project.store), ({}, Store(tmp_path / "packed")), ({"head_commit": "f" * 40}, None)]
+    ):
+        cache = project.cache(**head)
+        cache.store = store or project.store
+        export_instances(cache, project.names, tmp_path / str(number))
+        created = [
+            datetime.datetime.fromisoformat(config["created"]).timestamp()
+            for config in _configurations(tmp_path / str(number))
+        ]
+        # Where no layer holds the commit it is the date of the files.
+        assert created == ([DATE, DATE] if head else [COMMITTED + 1, COMMITTED + 2])
+
+
+def _configurations(layout: Path) -> list[dict[str, Any]]:
+    def read(descriptor: dict[str, Any]) -> dict[str, Any]:
+        blob = layout / "blobs/sha256" / descriptor["digest"].partition(":")[2]
+        return json.loads(blob.read_bytes())
+
+    manifests = json.loads((layout / "index.json").read_bytes())["manifests"]
+    return [read(read(manifest)["config"]) for manifest in manifests]
 
 
 def test_an_exported_instance_comes_back_as_what_it_was(

@@ -33,7 +33,8 @@ def add_commands(commands: Subparsers) -> None:
         "--compression",
         choices=("zstd", "gzip"),
         default="zstd",
-        help="of the layers; gzip is for tools of before 2021 (default: zstd, as they are stored)",
+        help="of the layers; gzip is for what does not read zstd, such as Docker before 23.0 "
+        "(default: zstd, as they are stored)",
     )
     _cache_option(export)
     export.set_defaults(function=export_images)

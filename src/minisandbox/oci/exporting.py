@@ -22,6 +22,7 @@ from minisandbox import archive
 from minisandbox.archive.reading import Malformed, Reader
 from minisandbox.errors import InstanceUnavailable, InvalidInput
 from minisandbox.oci import layout, media
+from minisandbox.oci.dating import commit_date
 from minisandbox.records.layer import LayerKind
 from minisandbox.records.manifest import ManifestRow, variables_of
 from minisandbox.runtime import Cache
@@ -163,8 +164,10 @@ class _Exporting:
         """Write one image; returns what it is, and its entry for the index."""
         packed = self._layers(row)
         layers = [self._layer(layer) for layer in packed]
-        # All layers have dates that say nothing of the day: equal input gives equal bytes.
-        created = _timestamp(self._written[row.layers[-1].digest].date)
+        date = commit_date(row.head_commit, row.layers, self._cache.store)
+        if date is None:
+            date = self._written[row.layers[-1].digest].date
+        created = _timestamp(date)
         platform = {"architecture": media.architecture(row.base.arch), "os": "linux"}
         config = {
             **platform,

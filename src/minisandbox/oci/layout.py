@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from minisandbox import keys
-from minisandbox.atomic import fsync_directory
+from minisandbox import atomic, keys
 from minisandbox.errors import InvalidInput
 from minisandbox.oci import media
 
@@ -88,8 +87,8 @@ class LayoutWriter:
         layout = {"imageLayoutVersion": media.LAYOUT_VERSION}
         index = {"schemaVersion": 2, "mediaType": media.INDEX, "manifests": list(manifests)}
         text = keys.canonical_json(index)
-        (self._folder / media.LAYOUT_FILE).write_bytes(keys.canonical_json(layout))
-        (self._folder / media.INDEX_FILE).write_bytes(text)
+        atomic.write_bytes(self._folder / media.LAYOUT_FILE, keys.canonical_json(layout))
+        atomic.write_bytes(self._folder / media.INDEX_FILE, text)
         return "sha256:" + hashlib.sha256(text).hexdigest()
 
 
@@ -105,10 +104,10 @@ def writing(target: Path) -> Generator[LayoutWriter]:
         os.chmod(work, 0o755)
         yield LayoutWriter(work)
         for folder in (work / "blobs" / "sha256", work):
-            fsync_directory(folder)
+            atomic.fsync_directory(folder)
         refuse_taken(target)
         os.rename(work, target)
-        fsync_directory(target.parent)
+        atomic.fsync_directory(target.parent)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +21,9 @@ INDEX_ENTRY = struct.Struct(">IIIIIIIIII20sH")
 #: Of these, what tells of content.
 _TELLING = struct.Struct(">24xI12x20sH")
 _EXTENDED = 0x4000
+#: Bytes of a commit in front of its message: 1,000 parents.
+_LONGEST_HEADER = 1 << 16
+_COMMITTER = re.compile(rb"^committer .* (\d{1,15}) [+-]\d{4}$", re.MULTILINE)
 #: Bytes of a path: git cannot check out what the system cannot open.
 _PATH_MAX = 4096
 _STAGE = 0x3000
@@ -146,14 +150,31 @@ def loose(kind: bytes, content: bytes) -> bytes:
 
 def tree_of_commit(file: bytes) -> bytes:
     """The name of the tree of a commit, from the loose object's file; raises ``ValueError``."""
+    body = _commit(file, 128)  # what names the tree is in front
+    return bytes.fromhex(body[5:45].decode("ascii", "replace"))
+
+
+def date_of_commit(file: bytes) -> int:
+    """When a commit was made, in unix seconds, from the loose object's file; raises
+    ``ValueError``.
+    """
+    header, _, _ = _commit(file, _LONGEST_HEADER).partition(b"\n\n")
+    found = _COMMITTER.search(header)
+    if found is None:
+        raise ValueError("the commit has no committer")
+    return int(found[1])
+
+
+def _commit(file: bytes, size: int) -> bytes:
+    """The beginning of the content of a commit."""
     try:
-        text = zlib.decompressobj().decompress(file, 128)  # what names the tree is in front
+        text = zlib.decompressobj().decompress(file, size)
     except zlib.error as error:
         raise ValueError(f"the commit cannot be decompressed: {error}") from None
     header, _, body = text.partition(b"\0")
     if not header.startswith(b"commit ") or not body.startswith(b"tree "):
         raise ValueError("it is not a commit")
-    return bytes.fromhex(body[5:45].decode("ascii", "replace"))
+    return body
 
 
 def commit_of(reference: str, text: str) -> str:
