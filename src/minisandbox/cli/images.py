@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minisandbox.cli.subparsers import Subparsers
+from minisandbox.cli.waiting import bar
 from minisandbox.errors import EXIT_OK, InvalidInput
 from minisandbox.sizes import readable_size
 
@@ -67,7 +67,7 @@ def export_images(arguments: argparse.Namespace) -> int:
 
     cache = open_cache(arguments.cache)
     ids = _selected(cache, arguments.ids)
-    with _bar(packed_size(cache, ids)) as progress:
+    with bar("layers", packed_size(cache, ids), "B") as progress:
         images = export_instances(
             cache, ids, arguments.output, compression=arguments.compression, progress=progress
         )
@@ -94,22 +94,6 @@ def _selected(cache: Cache, patterns: Sequence[str]) -> list[str]:
     return list(found)
 
 
-@contextmanager
-def _bar(total: int) -> Generator[Callable[[int], None] | None]:
-    """A bar for so many bytes; none where nothing is there to draw one."""
-    try:
-        from tqdm import tqdm
-    except ModuleNotFoundError:  # it comes with the extra `build`
-        yield None
-        return
-    with tqdm(desc="layers", total=total, unit="B", unit_scale=True, disable=None) as bar:
-
-        def advance(count: int) -> None:
-            bar.update(count)
-
-        yield advance
-
-
 def import_images(arguments: argparse.Namespace) -> int:
     """``minisandbox oci import``."""
     from minisandbox.oci import import_image
@@ -119,7 +103,7 @@ def import_images(arguments: argparse.Namespace) -> int:
 
     before = {image.name: image.digest for image in images_in(arguments.cache)}
     store = Store(store_of(arguments.cache))
-    with _bar(2 * _size(arguments.path)) as progress:
+    with bar("layers", 2 * _size(arguments.path), "B") as progress:
         image = import_image(
             arguments.path,
             arguments.cache,

@@ -9,15 +9,14 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from minisandbox.cli.caches import print_table
 from minisandbox.cli.subparsers import Subparsers
-from minisandbox.cli.waiting import waiting_line
+from minisandbox.cli.waiting import bar, waiting_line
 from minisandbox.errors import EXIT_FAILED, EXIT_OK, InvalidInput
 from minisandbox.sizes import readable_size
 
@@ -362,23 +361,3 @@ def calibrate_device(arguments: argparse.Namespace) -> int:
     if arguments.show:
         print(f"in use for {root}: {readable_size(budget.io_budget(root))}")
     return EXIT_OK
-
-
-class Advance(Protocol):
-    """Says that so many more are done."""
-
-    def __call__(self, count: int, /) -> object: ...
-
-
-@contextmanager
-def bar(what: str, total: int, unit: str) -> Generator[Advance]:
-    """A bar on standard error, where that is a terminal and something is there to draw one."""
-    try:
-        from tqdm import tqdm
-    except ModuleNotFoundError:  # it comes with the extra `build`
-        with waiting_line() as report:
-            report(f"{what}: {total} {unit}s")
-            yield lambda _, /: None
-        return
-    with tqdm(desc=what, total=total, unit=unit, disable=None) as shown:
-        yield shown.update
