@@ -11,8 +11,10 @@ _LEFT, _WIDTH, _RIGHT, _BAR, _GAP, _TOP, _BOTTOM = 330, 420, 70, 16, 6, 34, 26
 _OURS, _PEERS, _INK, _GRID = "#1b6ca8", "#a9b4bd", "#222", "#ddd"
 
 
-def write_chart(path: Path, title: str, bars: Sequence[tuple[str, float, bool]]) -> None:
-    """Draw ``bars``, each a label, milliseconds above 0, and whether it is ours."""
+def write_chart(
+    path: Path, title: str, bars: Sequence[tuple[str, float, bool]], *, unit: str
+) -> None:
+    """Draw ``bars``, each a label, a value above 0 in ``unit``, and whether it is ours."""
     low = math.floor(math.log10(min(value for _, value, _ in bars)))
     high = math.ceil(math.log10(max(value for _, value, _ in bars)))
     height = _TOP + len(bars) * (_BAR + _GAP) + _BOTTOM
@@ -32,7 +34,7 @@ def write_chart(path: Path, title: str, bars: Sequence[tuple[str, float, bool]])
         parts.append(
             f'<line x1="{at:.1f}" y1="{_TOP - 4}" x2="{at:.1f}" y2="{height - _BOTTOM}" '
             f'stroke="{_GRID}"/><text x="{at:.1f}" y="{height - 8}" text-anchor="middle">'
-            f"{10**power:g} ms</text>"
+            f"{10**power:g} {unit}</text>"
         )
     for number, (label, value, ours) in enumerate(bars):
         top = _TOP + number * (_BAR + _GAP)

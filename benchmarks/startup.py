@@ -180,7 +180,7 @@ def _plot(path: Path, times: report.Times, where: str) -> None:
         for name in names
         if (value := report.median(times, name, what, subject)) is not None
     ]
-    write_chart(path, "Milliseconds, median", bars)
+    write_chart(path, "Milliseconds, median", bars, unit="ms")
     print(f"The chart is in {path} ({where}).\n")
 
 

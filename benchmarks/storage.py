@@ -1,6 +1,6 @@
 """What instances cost to keep and to have, beside the same content kept in other ways.
 
-    python benchmarks/storage.py results --ids ids.txt [--counts results/plan]
+    python benchmarks/storage.py results --ids ids.txt [--counts results/plan] [--level 19]
 
 ``results`` is a cache in which the instances of ``ids.txt`` (one a line) were built. Their layers
 are packed anew, alone, in a temporary store. Beside that the same content is stored
@@ -44,6 +44,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from chart import write_chart
 from minisandbox import archive, keys
 from minisandbox.idmap import remove_tree
 from minisandbox.records.layer import LayerRef
@@ -55,6 +56,7 @@ from minisandbox.store.packs.catalogue import Pack
 from minisandbox.store.packs.consolidation import consolidate
 from minisandbox.store.packs.reading import PackReader
 from minisandbox.store.packs.skeleton import NO_CONTENT
+from minisandbox.store.packs.writing import DEFAULT_LEVEL
 
 #: Of an instance alone; the other kinds are shared.
 _OWN = ("source", "wheelhouse", "instance", "bug")
@@ -80,6 +82,8 @@ def main() -> int:
     parser.add_argument("--counts", type=Path, help="the plan folder of a whole dataset")
     parser.add_argument("--mirrors", type=Path, help="bare repositories (default: of the cache)")
     parser.add_argument("--work", type=Path, help="where to write (default: a temporary folder)")
+    parser.add_argument("--level", type=int, default=DEFAULT_LEVEL, help="of zstd in the packs")
+    parser.add_argument("--plot", type=Path, help="an SVG file to draw the layouts in")
     parser.add_argument("--seed", type=int, default=0, help="of the order on the node")
     arguments = parser.parse_args()
     wanted = [
@@ -94,11 +98,15 @@ def main() -> int:
     if absent:
         print(f"not built, and not measured: {', '.join(absent)}", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=arguments.work) as work:
-        answer: dict[str, object] = {"instances": len(rows), "instances_asked_for": len(wanted)}
-        packed = _pack(cache, rows, Path(work) / "store")
+        answer: dict[str, object] = {
+            "instances": len(rows),
+            "instances_asked_for": len(wanted),
+            "level": arguments.level,
+        }
+        packed = _pack(cache, rows, Path(work) / "store", arguments.level)
         answer |= _ours(rows, packed)
         mirrors = arguments.mirrors or arguments.cache / "mirrors"
-        answer |= _others(cache, rows, mirrors, packed.total)
+        answer |= _others(cache, rows, mirrors, packed.total, arguments.plot)
         if arguments.counts:
             answer |= _extrapolated(rows, packed, arguments.counts)
         answer |= _node(Store(Path(work) / "store"), rows, Path(work) / "node", arguments.seed)
@@ -117,7 +125,7 @@ class Packed:
     overhead: int
 
 
-def _pack(cache: Cache, rows: Sequence[ManifestRow], place: Path) -> Packed:
+def _pack(cache: Cache, rows: Sequence[ManifestRow], place: Path, level: int) -> Packed:
     """The layers of ``rows``, and nothing else, in one store."""
     store = Store(place, level=1)
     layers = {layer.digest: layer for row in rows for layer in row.layers}
@@ -132,7 +140,7 @@ def _pack(cache: Cache, rows: Sequence[ManifestRow], place: Path) -> Packed:
         if kept.digest != layer.digest:
             raise RuntimeError(f"{layer.digest} became {kept.digest}")
     start = time.monotonic()
-    done = consolidate(store, report=lambda text: print(text, file=sys.stderr))
+    done = consolidate(store, level=level, report=lambda text: print(text, file=sys.stderr))
     print(f"packed in {time.monotonic() - start:.0f} s", file=sys.stderr)
     if done.stay:
         raise RuntimeError(f"not packed: {done.stay}")
@@ -197,7 +205,7 @@ def _ours(rows: Sequence[ManifestRow], packed: Packed) -> dict[str, object]:
 
 
 def _others(
-    cache: Cache, rows: Sequence[ManifestRow], mirrors: Path, ours: int
+    cache: Cache, rows: Sequence[ManifestRow], mirrors: Path, ours: int, plot: Path | None
 ) -> dict[str, object]:
     """The same content in other layouts, and how many times as many bytes that is."""
     layers = {layer.digest: layer for row in rows for layer in row.layers}
@@ -216,14 +224,18 @@ def _others(
         published += sum(gzipped[layer.digest] for layer in above) + histories[slug]
         images += sum(layer.size for layer in above)
     once = sum(layer.size for layer in layers.values())
-    print("\n| layout | bytes | times ours |\n|---|---|---|")
-    for name, size in (
+    layouts = (
         ("tar.gz of environment and of repository with history, an instance", published),
         ("tar.zst an instance, without the base", images),
         ("each layer once, zstd, base included", once),
         ("this store, base included", ours),
-    ):
+    )
+    print("\n| layout | bytes | times ours |\n|---|---|---|")
+    for name, size in layouts:
         print(f"| {name} | {size:,} | {size / ours:.1f} |")
+    if plot is not None:
+        bars = [(name.partition(",")[0], size / 1e9, size == ours) for name, size in layouts]
+        write_chart(plot, f"The same {len(rows)} instances in four layouts", bars, unit="GB")
     return {
         "bytes_published_layout": published,
         "bytes_tar_zst_per_instance": images,
