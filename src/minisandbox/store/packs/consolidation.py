@@ -20,7 +20,7 @@ from minisandbox.store.incoming import incoming, keep
 from minisandbox.store.packed import Store, groups
 from minisandbox.store.packs.arrangement import by_likeness
 from minisandbox.store.packs.catalogue import Pack, PackDamaged, load
-from minisandbox.store.packs.layout import FRAME_LIMIT
+from minisandbox.store.packs.layout import FRAME_LIMIT, LAST_SEQUENCE
 from minisandbox.store.packs.reading import OpenPack, PackReader, check_layers
 from minisandbox.store.packs.scanning import NotPackable, Scanner, Spool
 from minisandbox.store.packs.skeleton import Skeleton
@@ -171,22 +171,33 @@ class _Consolidation:
                 continue  # What was read of it serves; ``verify`` tells of the rest.
         return known
 
+    def _sequence(self) -> int:
+        """The number of a pack that is newer than all there are."""
+        newest = next(self._store.catalogue.packs(), None)
+        if newest is None:
+            return 1
+        if newest.index.sequence >= LAST_SEQUENCE:
+            raise MiniSandboxError(
+                f"no pack can be newer than {newest.path}, which has the last number there is; "
+                "move it away, and build again what only it held"
+            )
+        return newest.index.sequence + 1
+
     def _scan(self, scanner: Scanner, digests: Iterable[str]) -> Iterator[tuple[bytes, Skeleton]]:
         for number, digest in enumerate(digests):
             self._report(f"reading layer {number + 1}")
+            reason = ""
             try:
                 with self._store.open(digest) as stream:
                     # Caught in here: damage may look like this, and is told when the block is left.
                     try:
-                        skeleton = scanner.scan(stream, number)
+                        skeleton = scanner.scan(stream, number, most=_MEMBERS)
                     except NotPackable as error:
                         skeleton, reason = None, str(error)
-                    else:
-                        reason = f"it has {len(skeleton)} members"
             except (LayerDamaged, LayerMissing) as error:
                 self._done.damaged[digest] = str(error)
                 continue
-            if skeleton is None or len(skeleton) > _MEMBERS:
+            if skeleton is None:
                 self._done.stay[digest] = reason
             else:
                 yield bytes.fromhex(keys.hex_of(digest)), skeleton
@@ -230,7 +241,7 @@ class _Consolidation:
             if content.number in first  # of layers that are packed after all
         ]
         catalogue = self._store.catalogue
-        sequence = max((pack.index.sequence for pack in catalogue.packs()), default=0) + 1
+        sequence = self._sequence()
         with incoming(self._store.root) as (path, fd):
             self._report(f"compressing {len(fresh)} contents")
             PackWriter(fd, level=self._level, threads=self._threads).write(

@@ -31,8 +31,10 @@ BLOCK_SIZE = BLOCK_RECORDS * RECORD_SIZE
 
 #: Bytes that a frame of several contents may unpack to, so that who reads one can hold it whole.
 FRAME_LIMIT = 64 << 20
-#: Bytes of an index, 5 times what 4,000,000 layers take: it is read whole.
-_INDEX_LIMIT = 2 << 30
+#: Bytes of an index, more than 4,000,000 layers take: it is read whole.
+_INDEX_LIMIT = 512 << 20
+#: The highest number that a pack can have in the order of packs.
+LAST_SEQUENCE = 0xFFFF_FFFF
 
 
 class Malformed(Exception):

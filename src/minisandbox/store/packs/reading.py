@@ -49,6 +49,7 @@ class OpenPack(Closing):
         self.path = pack.path
         self.index = pack.index
         self._fd = open_regular(pack.path)
+        self._size = os.fstat(self._fd).st_size
         self._blocks: dict[int, bytes] = {}
 
     def close(self) -> None:
@@ -91,6 +92,9 @@ class OpenPack(Closing):
     def frame(self, number: int) -> bytes:
         """What a frame unpacks to; only for frames up to ``FRAME_LIMIT``."""
         span = self._span(number)
+        # A file can be larger than any disk, and its holes cost whoever made it nothing.
+        if span.packed > span.unpacked + span.unpacked // 128 + 1024:
+            raise self.damaged(f"frame {number} is longer than zstd makes one")
         data = self._read(span.offset, span.packed, f"frame {number}")
         try:
             # It believes the size that the frame itself tells, whatever it is allowed.
@@ -104,13 +108,17 @@ class OpenPack(Closing):
         return unpacked
 
     def pieces(self, number: int) -> Iterator[bytes]:
-        """What a frame of any size unpacks to, in pieces."""
+        """What a frame of any size unpacks to, in pieces: never more than the index says."""
         span = self._span(number)
+        left = span.unpacked
         decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW)
         source = cast("BinaryIO", _Span(self, span, number))
         try:
             with decompressor.stream_reader(source, read_size=1 << 20) as reader:
                 while piece := reader.read(PIECE):
+                    left -= len(piece)
+                    if left < 0:
+                        raise self.damaged(f"frame {number} unpacks to more than the index says")
                     yield piece
         except zstandard.ZstdError as error:
             raise self.damaged(f"of frame {number} zstd says {error}") from error
@@ -118,7 +126,10 @@ class OpenPack(Closing):
     def _span(self, number: int) -> Frame:
         if number >= len(self.index.frames):
             raise self.damaged(f"there is no frame {number}")
-        return self.index.frames[number]
+        span = self.index.frames[number]
+        if span.offset + span.packed > self._size:
+            raise self.damaged(f"it ends in frame {number}")
+        return span
 
     def frame_size(self, number: int) -> int:
         return self._span(number).unpacked
@@ -184,11 +195,17 @@ class PackReader(Closing):
                 f"a list of members in frame {layer.frame} does not have its checksum"
             )
         try:
-            return Skeleton.decode(data)
+            skeleton = Skeleton.decode(data)
         except ValueError as error:
             raise self.pack.damaged(f"frame {layer.frame} holds no list of members: {error}") from (
                 error
             )
+        if len(skeleton) != layer.entries:  # by which is decided how many are held at once
+            raise self.pack.damaged(
+                f"a list of {len(skeleton)} members in frame {layer.frame} should have "
+                f"{layer.entries}"
+            )
+        return skeleton
 
     def entries(self, layer: Layer) -> list[Entry]:
         """The members of a layer, as others see them."""
@@ -224,12 +241,17 @@ class PackReader(Closing):
         """A content by its number in the pack, in pieces, checked when the last one is taken."""
         where, record = self._locate(number)
         source = self._source(where)
-        if source.frame_size(record.place) <= FRAME_LIMIT:
+        size = source.frame_size(record.place)
+        if record.offset + record.size > size:
+            raise source.damaged(f"a content ends after its frame {record.place}")
+        if size <= FRAME_LIMIT:
             frame = self._frame(where, record.place)
             data = frame[record.offset : record.offset + record.size]
             self._check(source, record, hashlib.sha256(data).digest())
             yield data
             return
+        if record.size != size:
+            raise source.damaged(f"a content is not all of its frame {record.place}")
         checksum = hashlib.sha256()
         for piece in source.pieces(record.place):
             checksum.update(piece)
@@ -242,11 +264,12 @@ class PackReader(Closing):
         if EMPTY in wanted and skeleton.has_empty_file():
             yield EMPTY, b""
         names = self.pack.sizes_and_names({*skeleton.contents} - {NO_CONTENT})
+        # By digest: a directory that has one content twice must not give it twice.
+        numbers = {sha256: number for number, (_, sha256) in names.items() if sha256 in wanted}
         places: list[tuple[int, int, int, int, str]] = []
-        for number, (_, sha256) in names.items():
-            if sha256 in wanted:
-                where, record = self._locate(number)
-                places.append((where, record.place, record.offset, number, sha256))
+        for sha256, number in numbers.items():
+            where, record = self._locate(number)
+            places.append((where, record.place, record.offset, number, sha256))
         for _, _, _, number, sha256 in sorted(places):
             for piece in self.content(number):
                 yield sha256, piece
@@ -259,7 +282,7 @@ class PackReader(Closing):
         if record.place >= len(self._others):
             raise self.pack.damaged(f"content number {number} is in a pack that it does not name")
         there = self._source(record.place + 1).record(record.offset)
-        if there.sha256 != record.sha256:
+        if (there.sha256, there.size) != (record.sha256, record.size):
             raise self.pack.damaged(f"content number {number} is not where it says")
         return record.place + 1, there
 

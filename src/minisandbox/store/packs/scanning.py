@@ -82,14 +82,18 @@ class Scanner:
         self._known = known
         self._numbers: dict[bytes, int] = {}
 
-    def scan(self, stream: BinaryIO, layer: int) -> Skeleton:
-        """Read a tar to its end; raises ``NotPackable``, and what ``stream`` raises."""
+    def scan(self, stream: BinaryIO, layer: int, *, most: int) -> Skeleton:
+        """Read a tar of at ``most`` so many members to its end; raises ``NotPackable``, and what
+        ``stream`` raises.
+        """
         skeleton = Skeleton()
         recorder = _Recorder(stream)
         reader = Reader(cast("BinaryIO", recorder))
         before = 0
         try:
             for member in reader:
+                if len(skeleton) == most:
+                    raise NotPackable(f"it has more than {most} members")
                 header = _without_padding(recorder.take(), before)
                 content, before = NO_CONTENT, 0
                 if member.kind is Kind.FILE and member.size:
