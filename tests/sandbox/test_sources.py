@@ -381,6 +381,7 @@ def fan_of(content: bytes) -> str:
         (lambda files: files.update(file=b"changed\n"), "is not what git's index says"),
         (lambda files: files.update(HEAD=b"ref: refs/heads/gone\n"), "no reference"),
         (lambda files: files.update(HEAD=b"0" * 40 + b"\n"), "is not there"),
+        (lambda files: files.update(HEAD=b"0" * 9000), "its HEAD is none of git's"),
         (lambda files: files.update(index=files["index"][:-1] + b"\0"), "the checksum"),
         (lambda files: files.update(index=b""), "too short"),
         (lambda files: files.update(index=index_of(b"d/" * 3000 + b"f")), "more than 4096 bytes"),

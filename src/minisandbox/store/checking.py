@@ -12,6 +12,7 @@ import os
 import stat
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from minisandbox import atomic, keys
 from minisandbox.archive.members import OPAQUE_MARKER, WHITEOUT_PREFIX, Kind, Member
-from minisandbox.archive.reading import Reader
-from minisandbox.errors import LayerDamaged, LayerMissing
+from minisandbox.errors import LayerDamaged, LayerMissing, UnsafeArchive
 from minisandbox.idmap import IdMap
 from minisandbox.store import gitobjects, listing, sources
 from minisandbox.store.collecting import move
 from minisandbox.store.faults import StoreUnusable, call_carrying, explained, reachable
-from minisandbox.store.listing import Entry, Recording
+from minisandbox.store.listing import Entry
 from minisandbox.store.objects import OBJECTS, Checkout, missing
 from minisandbox.store.packed import Store
 from minisandbox.store.streams import StoredLayer
@@ -92,7 +92,7 @@ def verify_node(node: NodeStore, store: Store) -> Iterator[NodeFinding]:
 def _check(node: NodeStore, store: Store, kind: str, path: Path) -> Iterator[NodeFinding]:
     try:
         found = _problems(node, store, kind, path)
-    except (LayerMissing, LayerDamaged, StoreUnusable) as error:
+    except (LayerMissing, LayerDamaged, UnsafeArchive, StoreUnusable) as error:
         yield NodeFinding(kind, path.name, None, str(error))
         return
     if found is None:
@@ -122,7 +122,8 @@ def _drop_from_pools(pool: Path, inodes: set[int]) -> None:
         with os.scandir(fan) as entries:
             for entry in entries:
                 if entry.inode() in inodes:
-                    os.unlink(entry)
+                    with suppress(FileNotFoundError):  # a collector was faster
+                        os.unlink(entry)
 
 
 def _problems(node: NodeStore, store: Store, kind: str, path: Path) -> _Problems | None:
@@ -130,6 +131,10 @@ def _problems(node: NodeStore, store: Store, kind: str, path: Path) -> _Problems
         return _compare_digest(node, path)
     digest = f"sha256:{path.name}"
     trees = node.source(digest)[::-1] if kind == "source" else (path,)
+    if not all(tree.is_dir() for tree in trees):
+        found = _Problems()
+        found.add(os.fsencode(path.name), "lies on a source that is not there")
+        return found
     with store.stored(digest) as layer, reachable(node.base) as base:
         inside = [base / tree.relative_to(node.base) for tree in trees]
         work = partial(_compare, layer, inside, node.idmap, kind)
@@ -138,11 +143,11 @@ def _problems(node: NodeStore, store: Store, kind: str, path: Path) -> _Problems
 
 def _compare_digest(node: NodeStore, path: Path) -> _Problems | None:
     try:
-        expected = (node.base / "sums" / path.name).read_text(encoding="ascii").strip()
+        expected = (node.base / "sums" / path.name).read_bytes().strip()
     except FileNotFoundError:
         return None
     found = _Problems()
-    if digest_of(path, node.idmap) != expected:
+    if digest_of(path, node.idmap).encode() != expected:
         found.add(os.fsencode(path.name), "is not what was made")
     return found
 
@@ -210,13 +215,8 @@ def _compare(layer: StoredLayer, trees: Sequence[Path], idmap: IdMap, kind: str)
     """Compare a packed layer with ``trees``, the top one first; call it through
     ``idmap.call_mapped``.
     """
-    with layer.tar() as stream:
-        recording = Recording(Reader(stream))
-        for member in recording:
-            if member.kind is Kind.FILE:
-                for _ in recording.content():
-                    pass
-    entries = {entry.path: entry for entry in recording.entries}
+    listed = layer.listed()
+    entries = {entry.path: entry for entry in listed}
     found = _Problems()
     try:
         shown = _seen(trees)
@@ -235,7 +235,7 @@ def _compare(layer: StoredLayer, trees: Sequence[Path], idmap: IdMap, kind: str)
     if kind == "source" and not found.sentences:
         _compare_objects(entries, trees, shown, extra, found)
         if len(trees) == 1:
-            _compare_books(trees[0].parent, recording.entries, found)
+            _compare_books(trees[0].parent, listed, found)
     for path, held in extra.items():
         found.add(path, "is not in the layer", held)
     return found

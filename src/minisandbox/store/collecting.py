@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -242,8 +242,9 @@ def _sweep_pool(pool: Path) -> int:
     for fan in pool.glob("*/*"):
         with os.scandir(fan) as entries:
             for entry in entries:
-                status = entry.stat(follow_symlinks=False)
-                if status.st_nlink == 1:
-                    os.unlink(entry)
-                    freed += status.st_blocks * 512
+                with suppress(FileNotFoundError):  # who verifies removes damaged ones from here
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_nlink == 1:
+                        os.unlink(entry)
+                        freed += status.st_blocks * 512
     return freed

@@ -23,6 +23,8 @@ _GIT, _OBJECTS = GIT.encode(), OBJECTS.encode()
 
 #: Bytes of a file that could be an index, a reference or a blob; git itself holds a blob in memory.
 _LIMIT = 2 << 30
+#: Bytes of what names a commit (a path at most), and of a file of references.
+_HEAD_LIMIT, _REFERENCES_LIMIT = 1 << 13, 64 << 20
 _MODE = 0o444
 
 
@@ -47,43 +49,53 @@ class Checkout(Closing):
         while self._roots:
             os.close(self._roots.pop())
 
-    def read(self, path: str) -> bytes | None:
-        """The content of a regular file; None where there is none."""
-        for root in self._roots:
-            try:
-                fd = linux.open_beneath(root, path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
-            except OSError as error:
-                if error.errno in _ABSENT:
-                    continue
-                raise
-            with open(fd, "rb") as file:
-                status = os.fstat(fd)
-                if not stat.S_ISREG(status.st_mode) or status.st_size > _LIMIT:
-                    return None
+    def read(self, path: str, limit: int = _LIMIT) -> bytes | None:
+        """The content of a regular file of at most ``limit`` bytes; None where there is none."""
+        fd = self._open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+        if fd is None:
+            return None
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > limit:
+                return None
+            with open(fd, "rb", closefd=False) as file:
                 return file.read()
-        return None
+        finally:
+            os.close(fd)
 
     def target(self, path: str) -> bytes | None:
         """Where a symbolic link points; None where there is none."""
-        parent, _, name = path.rpartition("/")
+        fd = self._open(path, os.O_PATH | os.O_NOFOLLOW)
+        if fd is None:
+            return None
+        try:
+            if not stat.S_ISLNK(os.fstat(fd).st_mode):
+                return None
+            return os.readlink(b"", dir_fd=fd)
+        finally:
+            os.close(fd)
+
+    def _open(self, path: str, flags: int) -> int | None:
+        """What an overlay of the directories shows at a path; None where that is nothing, or
+        nothing that can be opened so.
+        """
         for root in self._roots:
             try:
-                fd = linux.open_beneath(root, parent, os.O_PATH | os.O_DIRECTORY)
-            except OSError as error:
-                if error.errno in _ABSENT:
-                    continue
-                raise
-            try:
-                return os.readlink(os.fsencode(name), dir_fd=fd)
+                return linux.open_beneath(root, path, flags)
+            except FileNotFoundError:
+                continue  # only what a directory does not have at all is that of the next
             except OSError as error:
                 if error.errno not in _ABSENT:
                     raise
-            finally:
-                os.close(fd)
+                return None
         return None
 
 
-_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO})
+#: What answers where a path leads to no file: through a file or link, upwards, too far, or to a
+#: whiteout, which is a device that is not there.
+_ABSENT = frozenset(
+    {errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EXDEV, errno.ENAMETOOLONG}
+)
 
 
 @dataclass(frozen=True)
@@ -147,17 +159,20 @@ def _check(root: bytes, paths: Collection[bytes], checkout: Checkout) -> None:
     """
     if _OBJECTS not in paths:
         raise ValueError(f"it does not list the directory {OBJECTS}")
-    head = (checkout.read(f"{GIT}/HEAD") or b"").decode("utf-8", "replace").strip()
+    text = checkout.read(f"{GIT}/HEAD", _HEAD_LIMIT)
+    if text is None:
+        raise ValueError("its HEAD is none of git's")
+    head = text.decode("utf-8", "replace").strip()
     if head.startswith("ref: "):
         name = head.removeprefix("ref: ")
         place = next(
             (place for place in (name, "packed-refs") if f"{GIT}/{place}".encode() in paths), ""
         )
-        text = checkout.read(f"{GIT}/{place}") if place else None
+        text = checkout.read(f"{GIT}/{place}", _REFERENCES_LIMIT) if place else None
         head = gitobjects.commit_of(name, (text or b"").decode("utf-8", "replace"))
     file = f"{OBJECTS}/{head[:2]}/{head[2:]}"
     if file.encode() not in paths:
-        raise ValueError(f"the commit {head} is not there")
+        raise ValueError(f"the commit {head[:40]!r} is not there")
     if gitobjects.tree_of_commit(checkout.read(file) or b"") != root:
         raise ValueError(f"the files of its index are not those of the commit {head}")
 

@@ -13,14 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from minisandbox import atomic, keys
-from minisandbox.archive.reading import Reader
 from minisandbox.errors import LayerDamaged
 from minisandbox.idmap import IdMap
 from minisandbox.store import sources
 from minisandbox.store.directories import pool_at, sync_file_system
 from minisandbox.store.faults import call_carrying, reachable
 from minisandbox.store.leases import Lease
-from minisandbox.store.listing import Entry, Recording
+from minisandbox.store.listing import Entry
 from minisandbox.store.objects import Checkout, Writer, missing
 from minisandbox.store.pool import Pool
 from minisandbox.store.sources import Difference, Pools, Reference
@@ -52,10 +51,10 @@ class SourceUnpacker:
         return (path.with_name(below) / sources.TREE, *trees) if below else trees
 
     def lies(self, directories: Sequence[Path]) -> bool:
-        """Whether the reference of a source is there and whole: somebody may have removed it by
-        hand, and one that was made again may itself lie on another.
+        """Whether what a source lies on, at last itself, is there and whole: somebody may have
+        removed it by hand, and one that was made again may itself lie on another.
         """
-        return len(directories) < 2 or _is_reference(directories[0].parent)
+        return not directories or _is_reference(directories[0].parent)
 
     def has_reference(self, group: str) -> bool:
         """Whether sources of this group are told against one that was unpacked before."""
@@ -154,8 +153,10 @@ class SourceUnpacker:
 
     def _reference_of(self, group: str, lease: Lease) -> Reference | None:
         try:
-            name = self._group(group).read_text(encoding="ascii")
+            name = sources.name_in(self._group(group))
         except FileNotFoundError:
+            return None
+        if name is None:  # damaged: the next of the group becomes the reference
             return None
         lease.add(name)
         path = self._base / "sources" / name
@@ -183,14 +184,8 @@ def _share(made: tuple[Pool, Writer | None], work: Path) -> None:
 
 
 def _entries(layer: StoredLayer) -> Sequence[Entry]:
-    """The members of a layer; without the digests of their contents where it is loose."""
-    if isinstance(layer, LayerOfPack):
-        return layer.entries()
-    with layer.tar() as stream:
-        recording = Recording(Reader(stream))
-        for _ in recording:
-            pass
-    return recording.entries
+    """The members of a layer, as cheaply as they are to be had."""
+    return layer.entries() if isinstance(layer, LayerOfPack) else layer.listed()
 
 
 def _difference(layer: StoredLayer, reference: Reference) -> Difference:

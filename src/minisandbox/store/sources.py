@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -31,6 +32,8 @@ from minisandbox.store.objects import OBJECTS, Checkout, Missing, Writer, missin
 from minisandbox.store.pool import Pool, kind_of_file
 
 TREE, LISTING, OBJECT_NAMES, BELOW = "tree", "listing", "objects", "below"
+
+_NAME = re.compile(rb"[0-9a-f]{64}")
 
 #: A source that differs from its reference in more of its files than this is unpacked whole.
 _MOST = 0.5
@@ -83,14 +86,21 @@ class Reference:
 
 
 def reference_of(source: Path) -> str:
-    """The name of the reference that the source at ``source`` lies on, or nothing.
+    """The name of the reference that the source at ``source`` lies on, or nothing; of one whose
+    note of it is damaged, a name that nothing has.
 
     Raises ``OSError``: a source that is taken for whole while it is not would lose its reference.
     """
     try:
-        return (source / BELOW).read_text(encoding="ascii")
+        return name_in(source / BELOW) or "unknown"
     except (FileNotFoundError, NotADirectoryError):
         return ""
+
+
+def name_in(note: Path) -> str | None:
+    """The name of a source that a file notes, None where it holds something else."""
+    text = note.read_bytes()
+    return text.decode("ascii") if _NAME.fullmatch(text) else None
 
 
 #: No names of files.
@@ -229,8 +239,12 @@ def difference(stream: BinaryIO, reference: Reference, archive_name: str) -> Dif
     entries: list[Entry] = []
     contents: dict[str, bytes] = {}
     held = 0
+    # Of more members, more than ``_MOST`` cannot be those of the reference.
+    most = len(reference.entries) / (1 - _MOST)
     try:
         for member in reader:
+            if len(entries) > most:
+                raise TooDifferent
             entry = Entry.of(member)
             if member.kind is Kind.FILE:
                 digest = hashlib.sha256()

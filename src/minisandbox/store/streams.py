@@ -18,10 +18,12 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 import zstandard
 
 from minisandbox import archive, keys
+from minisandbox.archive.members import Kind
+from minisandbox.archive.reading import Malformed, Reader
 from minisandbox.closing import Closing
 from minisandbox.errors import LayerDamaged, UnsafeArchive
 from minisandbox.store.faults import StoreUnusable
-from minisandbox.store.listing import Entry
+from minisandbox.store.listing import Entry, Recording
 from minisandbox.store.packs.catalogue import Pack, PackDamaged
 from minisandbox.store.packs.reading import PackReader
 
@@ -110,6 +112,25 @@ class StoredLayer(Closing):
             reading.finish()
             raise
         reading.finish()
+
+    def listed(self) -> Sequence[Entry]:
+        """Its members with the digests of their contents, all of it read and checked.
+
+        Raises what ``tar`` does, and ``UnsafeArchive`` where the layer is no archive.
+        """
+        with self.tar() as stream:
+            recording = Recording(Reader(stream))
+            try:
+                for member in recording:
+                    if len(recording.entries) > archive.Limits().max_files:
+                        raise Malformed(member.path, "it is one of too many entries")
+                    if member.kind is Kind.FILE:
+                        for _ in recording.content():
+                            pass
+            except Malformed as error:
+                name = os.fsdecode(error.member)
+                raise UnsafeArchive(str(self.path), name, error.reason) from None
+        return recording.entries
 
 
 class LooseLayer(StoredLayer):

@@ -1,0 +1,170 @@
+"""H1: whatever a node store notes of its sources may be damaged: then they are made anew, and
+whoever looks at the store is told in a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from minisandbox.archive import PackStats
+from minisandbox.errors import LayerDamaged, UnsafeArchive
+from minisandbox.idmap import call_mapped, current, remove_tree
+from minisandbox.records.layer import LayerRef
+from minisandbox.store import NodeStore, Store, derived_name
+from minisandbox.store.checking import verify_node
+from minisandbox.store.collecting import collect
+from minisandbox.store.objects import Checkout
+
+DATE = 1_600_000_000
+IDMAP = current()
+
+
+class Two:
+    """Two sources, of which the second lies on the first."""
+
+    def __init__(self, place: Path) -> None:
+        self.tree = place / "tree"
+        self.tree.mkdir()
+        for number in range(20):
+            (self.tree / f"file-{number}").write_bytes(b"%d\n" % number * 500)
+        self.store = Store(place / "store")
+        self.first = self.add()
+        (self.tree / "file-7").write_bytes(b"changed\n")
+        self.second = self.add()
+        self.node = NodeStore(place / "node", IDMAP)
+        self.ensure(self.first)
+        self.ensure(self.second)
+
+    def add(self) -> LayerRef:
+        return self.store.add("source", self.tree, date=DATE, idmap=IDMAP)
+
+    def ensure(self, layer: LayerRef) -> tuple[Path, ...]:
+        return self.node.ensure_source(self.store, layer.digest, group="group")
+
+    def place(self, layer: LayerRef) -> Path:
+        return self.node.source(layer.digest)[-1].parent
+
+    def write(self, note: Path, text: bytes) -> None:
+        call_mapped(IDMAP, lambda: note.write_bytes(text))
+
+    def problems(self) -> dict[str, str | None]:
+        return {found.name: found.problem for found in verify_node(self.node, self.store)}
+
+    def check_whole(self) -> None:
+        for layer in (self.first, self.second):
+            assert len(self.ensure(layer)) == 1 + (layer is self.second)
+        assert {*self.problems().values()} == {None}
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[Two]:
+    yield Two(tmp_path)
+    remove_tree(tmp_path / "node", IDMAP)
+
+
+NOTES = pytest.mark.parametrize("text", [b"", b"\xff\xfe", b"../x", b"z" * 64])
+
+
+@NOTES
+def test_a_damaged_note_of_what_a_source_lies_on(two: Two, text: bytes) -> None:
+    note = two.place(two.second) / "below"
+    two.write(note, text)
+    assert collect(two.node, None).removed == []
+    name = note.parent.name
+    assert two.problems()[name] == f"{name} lies on a source that is not there"
+    two.check_whole()
+    two.write(note, text)
+    two.check_whole()
+    call_mapped(IDMAP, note.unlink)
+    two.check_whole()
+
+
+@NOTES
+def test_a_damaged_note_of_the_reference_of_a_group(two: Two, text: bytes) -> None:
+    (two.node.base / "groups/group").write_bytes(text)
+    (two.tree / "file-8").write_bytes(b"changed too\n")
+    assert len(two.ensure(two.add())) == 1
+    assert {*two.problems().values()} == {None}
+
+
+def test_a_damaged_note_of_what_was_computed(two: Two) -> None:
+    name = derived_name("bytecode", two.first.digest, two.second.digest)
+    two.node.derive(name, lambda work: work.mkdir())
+    (two.node.base / "sums" / name).write_bytes(b"\xff")
+    assert two.problems()[name] == f"{name} is not what was made"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_what_a_damaged_layer_is_compared_with_is_said(two: Two, share: float) -> None:
+    packed = two.store.path(two.first.digest)
+    content = packed.read_bytes()
+    packed.chmod(0o644)
+    packed.write_bytes(content[: int(len(content) * share)])
+    found = {one.name: one for one in verify_node(two.node, two.store)}
+    name = two.first.digest.removeprefix("sha256:")
+    assert found.pop(name).unchecked.startswith(f"{packed} is damaged")
+    assert [one.problem for one in found.values()] == [None]
+    with two.store.stored(two.first.digest) as layer, pytest.raises(LayerDamaged):
+        layer.listed()
+
+
+@pytest.mark.parametrize("who", ["collects", "verifies"])
+def test_who_collects_and_who_verifies_may_meet_in_the_pool(
+    two: Two, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one is about to remove, the other has removed."""
+    unlink, removed = os.unlink, list[str]()
+
+    def late(path: os.DirEntry[str] | str, **options: int) -> None:
+        if isinstance(path, os.DirEntry):
+            removed.append(path.path)
+            unlink(path.path)
+        unlink(path, **options)
+
+    if who == "collects":
+        next((two.node.base / "pool/source").glob("*")).joinpath("garbage").touch()
+    else:
+        damaged = two.place(two.second) / "tree/file-7"
+        call_mapped(IDMAP, lambda: damaged.write_bytes(b"damaged\n"))
+    with monkeypatch.context() as patching:
+        patching.setattr(os, "unlink", late)
+        if who == "collects":
+            collect(two.node, None)
+        else:
+            two.problems()
+    assert len(removed) == 1
+    two.check_whole()
+
+
+def test_a_checkout_is_read_as_it_is_shown(tmp_path: Path) -> None:
+    """Not what a whiteout, a file or a link of the upper directory hides of the lower one."""
+    upper, lower = tmp_path / "upper", tmp_path / "lower"
+    for name in ("kept/file", "filed/file", "linked/file", "other"):
+        (lower / name).parent.mkdir(parents=True, exist_ok=True)
+        (lower / name).write_text("lower")
+    (upper / "kept").mkdir(parents=True)
+    (upper / "filed").write_text("a file")
+    (upper / "linked").symlink_to("kept")
+    (upper / "other").symlink_to("kept/file")
+    with Checkout([upper, lower]) as checkout:
+        assert checkout.read("kept/file") == b"lower"
+        assert checkout.read("kept/file", 4) is None
+        for name in ("filed/file", "linked/file", "other", "../lower/other", "f" * 300, "kept", ""):
+            assert checkout.read(name) is None
+            assert checkout.target(name) == (b"kept/file" if name == "other" else None)
+
+
+def test_what_is_no_archive_is_refused_in_a_sentence(two: Two) -> None:
+    def write(out: BinaryIO) -> PackStats:
+        out.write(b"1" * 4000)
+        return PackStats(4000, 1)
+
+    ref = two.store.add_written("source", write)
+    with two.store.stored(ref.digest) as layer:
+        with pytest.raises(UnsafeArchive, match="refused: "):
+            layer.listed()
