@@ -7,6 +7,7 @@ MINISANDBOX_STRESS_ROUNDS is how often the races are run (20).
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import random
 import signal
@@ -18,11 +19,12 @@ from pathlib import Path
 
 import pytest
 
+from minisandbox import atomic
 from minisandbox.errors import LayerDamaged
 from minisandbox.idmap import call_mapped, current, remove_tree
 from minisandbox.records.layer import LayerRef
 from minisandbox.runtime import Cache
-from minisandbox.runtime.prefetching import prefetch, spread
+from minisandbox.runtime.prefetching import PrefetchBroken, prefetch, spread
 from minisandbox.runtime.stack import stack
 from minisandbox.sandbox import Sandbox
 from minisandbox.store import NodeStore, Store
@@ -274,6 +276,20 @@ def test_what_cannot_be_prefetched_is_said_and_holds_nothing_up(fresh: Project) 
     assert [name for name, problem in found.items() if problem] == ["small-1"]
     assert str(lost) in found["small-1"]
     assert [done.problem for done in prefetch(cache, ["small-1"], jobs=1)] == [""]
+    check_whole(fresh)
+
+
+def test_a_killed_process_of_a_prefetch_is_said_and_made_up_for(fresh: Project) -> None:
+    cache = fresh.cache()
+    busy = fresh.layers["small-3"][-1].digest.removeprefix("sha256:")
+    with atomic.locked(fresh.node.base / f"locks/{busy}.lock"):
+        prefetching = prefetch(cache, fresh.layers, jobs=2)
+        assert next(prefetching).problem == ""
+        for child in multiprocessing.active_children():
+            child.kill()
+        with pytest.raises(PrefetchBroken, match=r"was killed, .*; begin again"):
+            list(prefetching)
+    assert {done.problem for done in prefetch(cache, fresh.layers, jobs=2)} == {""}
     check_whole(fresh)
 
 

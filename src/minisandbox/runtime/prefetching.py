@@ -6,6 +6,7 @@ import multiprocessing
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 from minisandbox.errors import InstanceUnavailable, MiniSandboxError
@@ -24,12 +25,22 @@ class Prefetched:
     problem: str
 
 
+class PrefetchBroken(MiniSandboxError):
+    """Somebody, or the kernel for want of memory, ended a process that unpacked."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "one of the processes that unpack was killed, as the kernel does where memory runs "
+            "out; begin again, with fewer jobs: what is unpacked is not unpacked twice"
+        )
+
+
 def prefetch(cache: Cache, instance_ids: Iterable[str], *, jobs: int) -> Iterator[Prefetched]:
     """Have the layers of instances unpacked and compiled, by ``jobs`` processes; yields each as it
     is done.
 
     What fails is said and holds no other up. It can be ended at any moment and be called again:
-    what is there is not made twice.
+    what is there is not made twice. Raises ``PrefetchBroken``.
     """
     ordered = spread(cache, instance_ids)
     jobs = max(1, min(jobs, len(ordered)))
@@ -50,6 +61,8 @@ def prefetch(cache: Cache, instance_ids: Iterable[str], *, jobs: int) -> Iterato
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
                     yield future.result()
+        except BrokenProcessPool:
+            raise PrefetchBroken from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
