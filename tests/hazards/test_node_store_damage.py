@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import pytest
 
+from minisandbox import atomic
 from minisandbox.archive import PackStats
 from minisandbox.errors import LayerDamaged, UnsafeArchive
 from minisandbox.idmap import call_mapped, current, remove_tree
@@ -168,3 +169,30 @@ def test_what_is_no_archive_is_refused_in_a_sentence(two: Two) -> None:
     with two.store.stored(ref.digest) as layer:
         with pytest.raises(UnsafeArchive, match="refused: "):
             layer.listed()
+
+
+def test_names_of_files_do_not_write_to_the_terminal(two: Two) -> None:
+    name = os.fsdecode(b"evil\xe9\nsource 1  \x1b[1mfine")
+    (two.tree / name).write_bytes(b"1")
+    layer = two.add()
+    path = two.ensure(layer)[-1] / name
+    call_mapped(IDMAP, lambda: path.write_bytes(b"2"))
+    told = two.problems()[layer.digest.removeprefix("sha256:")]
+    assert told == r"'evil\udce9\nsource 1  \x1b[1mfine' has another content"
+
+
+def test_what_killed_processes_were_noting_is_removed(two: Two) -> None:
+    """But not what somebody is noting right now."""
+    base = two.node.base
+    (base / "sums").mkdir(exist_ok=True)
+    kept = [base / "sums/.objects-11.abcdefgh.tmp", base / "groups/.22.abcdefgh.tmp"]
+    gone = [base / "sums/.objects-33.abcdefgh.tmp", base / "groups/.44.abcdefgh.tmp"]
+    gone.append(base / ".account.abcdefgh.tmp")
+    for path in (*kept, *gone):
+        path.touch()
+    with (
+        atomic.locked(base / "locks/objects-11.lock"),
+        atomic.locked(base / "locks/group-22.lock"),
+    ):
+        collect(two.node, None)
+    assert [path.exists() for path in (*kept, *gone)] == [True, True, False, False, False]

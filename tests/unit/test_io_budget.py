@@ -121,7 +121,10 @@ def test_a_device_is_measured_and_what_follows_is_used(
     for name, value in (("_SMALL", 20), ("_LARGE", 1), ("_LARGE_SIZE", 64 << 10), ("UNIT", 1)):
         monkeypatch.setattr(calibrating, name, value)
     said: list[str] = []
+    left = tmp_path / "node/.calibration-abcdefgh/1-1"  # of one that was killed
+    left.mkdir(parents=True)
     found = calibrating.calibrate(tmp_path / "node", said.append)
+    assert not left.parent.exists()
     assert [level.unpackers for level in found.levels] == [1, 2, 4, 8]
     assert found.budget == enough(found.levels) * DEFAULT_BUDGET // 2
     assert io_budget(tmp_path / "node") == found.budget

@@ -34,6 +34,8 @@ class Account:
         """Write down what a survey found; what others are making keeps what they wrote."""
         with atomic.locked(self._lock):
             made = {name: size for name, size in self._read().items() if self._is_being_made(name)}
+            for left in self._base.glob(f".{_NAME}.*.tmp"):  # of processes that were killed
+                left.unlink(missing_ok=True)
             lines = [f"{name} {size}\n" for name, size in {**made, **sizes}.items()]
             atomic.write_text(self._path, "".join(lines))
 

@@ -63,6 +63,8 @@ def calibrate(root: Path, report: Callable[[str], None]) -> Calibration:
     with explained("measure the device of the node store", root):
         make_passable(root)
         with atomic.locked(root / "calibration.lock"):
+            for left in root.glob(".calibration-*"):  # of one that was killed
+                shutil.rmtree(left, ignore_errors=True)
             work = Path(tempfile.mkdtemp(prefix=".calibration-", dir=root))
             try:
                 levels = _measured(work, report)

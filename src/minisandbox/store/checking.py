@@ -24,7 +24,13 @@ from minisandbox.errors import LayerDamaged, LayerMissing, UnsafeArchive
 from minisandbox.idmap import IdMap
 from minisandbox.store import gitobjects, listing, sources
 from minisandbox.store.collecting import move
-from minisandbox.store.faults import StoreUnusable, call_carrying, explained, reachable
+from minisandbox.store.faults import (
+    StoreUnusable,
+    call_carrying,
+    explained,
+    reachable,
+    readable,
+)
 from minisandbox.store.listing import Entry
 from minisandbox.store.objects import OBJECTS, Checkout, missing
 from minisandbox.store.packed import Store
@@ -71,7 +77,7 @@ class _Problems:
         self.inodes: set[int] = set()
 
     def add(self, path: bytes, reason: str, held: _Held | None = None) -> None:
-        self.sentences.append(f"{os.fsdecode(path)} {reason}")
+        self.sentences.append(f"{readable(path)} {reason}")
         if held is not None and stat.S_ISREG(held.status.st_mode):
             self.inodes.add(held.status.st_ino)
 

@@ -45,6 +45,14 @@ class StoreUnusable(MiniSandboxError):
         super().__init__(f"cannot {operation} {path}: {reason}" + (f"; {remedy}" if remedy else ""))
 
 
+def readable(path: bytes) -> str:
+    """A path of a layer for a sentence: one that would break the line, or write to the terminal,
+    as Python writes it.
+    """
+    text = os.fsdecode(path)
+    return text if text.isprintable() else repr(text)
+
+
 @contextmanager
 def explained(operation: str, path: Path, only: Collection[int] | None = None) -> Generator[None]:
     """Turn an ``OSError`` of the block (of the errnos ``only``) into ``StoreUnusable``."""

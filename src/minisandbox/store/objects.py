@@ -14,6 +14,7 @@ from minisandbox import linux
 from minisandbox.closing import Closing
 from minisandbox.idmap import IdMap
 from minisandbox.store import gitobjects
+from minisandbox.store.faults import readable
 from minisandbox.store.gitobjects import IndexEntry
 from minisandbox.store.links import Links
 
@@ -120,9 +121,7 @@ class Missing:
             content = checkout.target(path) if link else checkout.read(path)
             if content is not None and gitobjects.name_of(b"blob", content) == name:
                 return gitobjects.loose(b"blob", content)
-        raise ValueError(
-            f"{os.fsdecode(self.blobs[name][0].path)} is not what git's index says it is"
-        )
+        raise ValueError(f"{readable(self.blobs[name][0].path)} is not what git's index says it is")
 
 
 def missing(paths: Collection[bytes], checkout: Checkout) -> Missing | None:

@@ -208,8 +208,9 @@ class NodeStore:
 
     def remove_abandoned(self) -> None:
         """Remove what killed processes were making."""
-        for name in ("layers", "sources", "derived"):
+        for name in ("layers", "sources", "derived", "sums"):
             self._remove_abandoned(self.base / name, "")
+        self._remove_abandoned(self.base / "groups", "", lock="group-")
 
     @contextmanager
     def _held(self, lease: Lease | None) -> Generator[Lease]:
@@ -287,8 +288,9 @@ class NodeStore:
             shared = stack.enter_context(reachable(pools)) if pools else None
             call_carrying(self.idmap, functools.partial(unpack, parent, shared))
 
-    def _remove_abandoned(self, parent: Path, held: str) -> None:
-        """Remove what killed processes left: work directories of digests whose lock nobody holds.
+    def _remove_abandoned(self, parent: Path, held: str, *, lock: str = "") -> None:
+        """Remove what killed processes left: what was to become something whose lock, called like
+        it but for a ``lock`` in front, nobody holds.
 
         ``held`` is the digest whose lock this process has, so every work directory of it is
         abandoned.
@@ -298,19 +300,16 @@ class NodeStore:
             if held.startswith(prefix):
                 remove_tree(path, self.idmap)
                 continue
-            with self._tried_all(prefix) as free:
+            with self._tried_all(lock + prefix) as free:
                 if free:
                     remove_tree(path, self.idmap)
 
     @contextmanager
     def _tried_all(self, prefix: str) -> Generator[bool]:
-        """Hold the lock of the digest that begins so, if it is free; yields whether it was."""
-        lock = next(self._locks.glob(f"{prefix}*.lock"), None)
-        if lock is None:
-            yield True
-            return
-        with tried(lock) as held:
-            yield held
+        """Hold the locks that begin so, as far as they are free; yields whether all were."""
+        with ExitStack() as stack:
+            locks = self._locks.glob(f"{prefix}*.lock")
+            yield all(stack.enter_context(tried(lock)) for lock in locks)
 
 
 @dataclass(frozen=True)
