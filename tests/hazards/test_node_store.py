@@ -279,6 +279,12 @@ def test_what_cannot_be_prefetched_is_said_and_holds_nothing_up(fresh: Project) 
     check_whole(fresh)
 
 
+def test_what_several_processes_waited_for_is_counted_once(fresh: Project) -> None:
+    sizes = {ref.digest: ref.unpacked_size for refs in fresh.layers.values() for ref in refs}
+    found = list(prefetch(fresh.cache(), fresh.layers, jobs=4))
+    assert sum(done.size for done in found) == sum(sizes.values())
+
+
 def test_a_killed_process_of_a_prefetch_is_said_and_made_up_for(fresh: Project) -> None:
     cache = fresh.cache()
     busy = fresh.layers["small-3"][-1].digest.removeprefix("sha256:")

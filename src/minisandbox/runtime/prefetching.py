@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import multiprocessing
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 from minisandbox.errors import InstanceUnavailable, MiniSandboxError
+from minisandbox.records.layer import LayerRef
 from minisandbox.runtime.cache import Cache
 from minisandbox.runtime.stack import stack, unpacked
 
 
 @dataclass(frozen=True)
 class Prefetched:
-    """One instance whose layers are on this node now, and the bytes unpacked that were not before;
-    ``problem`` is why they are not, or empty.
+    """One instance whose layers are on this node now, and the bytes of those that were unpacked
+    for it or beside it, each told once; ``problem`` is why they are not, or empty.
     """
 
     instance_id: str
     size: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What a process did: ``made`` are sizes of layers by digest."""
+
+    instance_id: str
+    made: Mapping[str, int]
     problem: str
 
 
@@ -42,7 +52,15 @@ def prefetch(cache: Cache, instance_ids: Iterable[str], *, jobs: int) -> Iterato
     What fails is said and holds no other up. It can be ended at any moment and be called again:
     what is there is not made twice. Raises ``PrefetchBroken``.
     """
-    ordered = spread(cache, instance_ids)
+    counted: set[str] = set()
+    for done in _all(cache, spread(cache, instance_ids), jobs):
+        # Two that wait for one layer both found it lacking, and one of them unpacked it.
+        new = done.made.keys() - counted
+        counted |= new
+        yield Prefetched(done.instance_id, sum(done.made[digest] for digest in new), done.problem)
+
+
+def _all(cache: Cache, ordered: Sequence[str], jobs: int) -> Iterator[_Done]:
     jobs = max(1, min(jobs, len(ordered)))
     if jobs == 1:
         yield from (_prefetch(cache, instance_id) for instance_id in ordered)
@@ -51,7 +69,7 @@ def prefetch(cache: Cache, instance_ids: Iterable[str], *, jobs: int) -> Iterato
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, _open, (cache,)) as pool:
         remaining = iter(ordered)
-        running: set[Future[Prefetched]] = set()
+        running: set[Future[_Done]] = set()
         try:
             while True:
                 while len(running) < 2 * jobs and (name := next(remaining, None)) is not None:
@@ -90,12 +108,14 @@ def _open(cache: Cache) -> None:
     _cache = cache
 
 
-def _prefetch_here(instance_id: str) -> Prefetched:
+def _prefetch_here(instance_id: str) -> _Done:
     assert _cache is not None
     return _prefetch(_cache, instance_id)
 
 
-def _prefetch(cache: Cache, instance_id: str) -> Prefetched:
+def _prefetch(cache: Cache, instance_id: str) -> _Done:
+    lacking: list[LayerRef] = []
+    problem = ""
     try:
         row = cache.row(instance_id)
         if not row.layers:
@@ -104,5 +124,6 @@ def _prefetch(cache: Cache, instance_id: str) -> Prefetched:
         with stack(row.layers, store=cache.store, node=cache.node):
             pass
     except (MiniSandboxError, OSError) as error:
-        return Prefetched(instance_id, 0, str(error))
-    return Prefetched(instance_id, sum(layer.unpacked_size for layer in lacking), "")
+        problem = str(error)
+    made = {layer.digest: layer.unpacked_size for layer in lacking if unpacked(layer, cache.node)}
+    return _Done(instance_id, made, problem)
