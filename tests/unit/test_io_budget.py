@@ -134,6 +134,26 @@ def test_a_device_is_measured_and_what_follows_is_used(
 
 
 @pytest.mark.parametrize(
+    "devices",
+    [
+        [],
+        "x",
+        {"0:1 ext4": {"budget": 5}},
+        {"0:1 ext4": 7},
+        {"0:1 ext4": {"budget": 5, "date": "x", "levels": []}},
+        {"0:1 ext4": {"budget": 5, "date": 6, "levels": [{"unpackers": 1}]}},
+    ],
+)
+def test_a_calibration_of_another_form_is_none(tmp_path: Path, devices: object) -> None:
+    whole = {"budget": 7, "date": 8, "levels": [{"unpackers": 1, "rate": 2, "more": 3}]}
+    if isinstance(devices, dict):
+        devices = {**devices, "0:2 xfs": whole}
+    (tmp_path / budget.CALIBRATION).write_text(json.dumps({"devices": devices}))
+    known = [calibrating.Calibration("0:2 xfs", 8, [Level(1, 2)], 7)]
+    assert calibrating.calibrations(tmp_path) == (known if isinstance(devices, dict) else [])
+
+
+@pytest.mark.parametrize(
     ("text", "size"),
     [("80GB", 80 * 10**9), ("1.5 T", 15 * 10**11), ("512MiB", 1 << 29), ("7", 7), (" 2 kb ", 2000)],
 )

@@ -83,12 +83,14 @@ def enough(levels: Sequence[Level]) -> int:
 
 def calibrations(root: Path) -> Sequence[Calibration]:
     """What is kept for the devices that ``root`` was on; what cannot be read is nothing."""
-    return [
-        Calibration(
-            device, data["date"], [Level(**level) for level in data["levels"]], data["budget"]
-        )
-        for device, data in _read(root).items()
-    ]
+    found: list[Calibration] = []
+    for device, data in _read(root).items():
+        try:
+            levels = [Level(int(item["unpackers"]), int(item["rate"])) for item in data["levels"]]
+            found.append(Calibration(device, int(data["date"]), levels, int(data["budget"])))
+        except (KeyError, TypeError, ValueError):
+            pass  # of another form: then it is as if nobody had measured
+    return found
 
 
 def _keep(root: Path, found: Calibration) -> None:
@@ -103,9 +105,10 @@ def _keep(root: Path, found: Calibration) -> None:
 
 def _read(root: Path) -> Mapping[str, Any]:
     try:
-        return json.loads((root / CALIBRATION).read_bytes())["devices"]
+        devices = json.loads((root / CALIBRATION).read_bytes())["devices"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
+    return devices if isinstance(devices, dict) else {}
 
 
 def _measured(work: Path, report: Callable[[str], None]) -> Sequence[Level]:
