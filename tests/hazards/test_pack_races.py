@@ -121,6 +121,15 @@ def test_killed_between_the_pack_and_the_removal(
     assert len(list(store.catalogue.packs())) == 1
 
 
+def test_what_a_killed_one_left_goes_where_there_is_nothing_to_pack(place: Path) -> None:
+    store = Store(place / "store", level=1)
+    fill(store, place, range(1))
+    consolidate(store, level=1)
+    (store.root / "incoming/abandoned.tmp").touch()
+    assert consolidate(Store(store.root), level=1).pack is None
+    assert list((store.root / "incoming").iterdir()) == []
+
+
 def test_two_at_once_make_one_pack(place: Path) -> None:
     store = Store(place / "store", level=1)
     tars = fill(store, place, range(3))

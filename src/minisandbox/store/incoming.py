@@ -23,7 +23,7 @@ def incoming(root: Path) -> Generator[tuple[Path, int]]:
     with explained("write to the store", root):
         directory = root / "incoming"
         directory.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(directory)
+        remove_abandoned(root)
         path, fd = _create_locked(directory)
     try:
         yield path, fd
@@ -55,9 +55,9 @@ def _create_locked(directory: Path) -> tuple[Path, int]:
         os.close(fd)
 
 
-def _remove_abandoned(directory: Path) -> None:
-    """Remove what killed processes left: files whose lock nobody holds."""
-    for path in directory.glob("*.tmp"):
+def remove_abandoned(root: Path) -> None:
+    """Remove what killed processes left in the store ``root``: files whose lock nobody holds."""
+    for path in (root / "incoming").glob("*.tmp"):
         # NFS locks for writing only; a file that was complete but for its rename is read-only.
         flags = os.O_RDWR if os.access(path, os.W_OK) else os.O_RDONLY
         try:

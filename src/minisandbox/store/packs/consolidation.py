@@ -16,7 +16,7 @@ from pathlib import Path
 from minisandbox import atomic, keys
 from minisandbox.errors import LayerDamaged, LayerMissing, MiniSandboxError
 from minisandbox.store.faults import explained
-from minisandbox.store.incoming import incoming, keep
+from minisandbox.store.incoming import incoming, keep, remove_abandoned
 from minisandbox.store.packed import Store, groups
 from minisandbox.store.packs.arrangement import by_likeness
 from minisandbox.store.packs.catalogue import Pack, PackDamaged, load
@@ -63,6 +63,7 @@ def consolidate(
     with explained("write to the store", store.root):
         store.catalogue.folder.mkdir(parents=True, exist_ok=True)
         with atomic.locked(store.root / "pack.lock"):
+            remove_abandoned(store.root)  # a pack is large, and there may be nothing to write now
             work = _Consolidation(store, level, count, report)
             return work.run_anew() if anew else work.run()
 
