@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -16,10 +16,11 @@ from minisandbox.archive import PackStats
 from minisandbox.errors import LayerDamaged, UnsafeArchive
 from minisandbox.idmap import call_mapped, current, remove_tree
 from minisandbox.records.layer import LayerRef
-from minisandbox.store import NodeStore, Store, derived_name
+from minisandbox.store import NodeStore, Store, collecting, derived_name, sources
 from minisandbox.store.checking import verify_node
 from minisandbox.store.collecting import collect
 from minisandbox.store.objects import Checkout
+from minisandbox.store.usage import Survey
 
 DATE = 1_600_000_000
 IDMAP = current()
@@ -196,3 +197,30 @@ def test_what_killed_processes_were_noting_is_removed(two: Two) -> None:
     ):
         collect(two.node, None)
     assert [path.exists() for path in (*kept, *gone)] == [True, True, False, False, False]
+
+
+def test_what_thousands_lie_on_is_looked_up_once(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of what came since: a source that lies on another keeps it."""
+    folder = two.node.base / "sources"
+    for number in range(60):
+        (folder / f"{number:064x}/tree").mkdir(parents=True)
+        if number % 2:
+            (folder / f"{number:064x}/below").write_text(f"{number - 1:064x}")
+    looked: list[str] = []
+    reference_of, surveyed = sources.reference_of, collecting.survey
+
+    def counted(source: Path) -> str:
+        looked.append(source.name)
+        return reference_of(source)
+
+    def late(*words: Any) -> Survey:
+        found = surveyed(*words)
+        (folder / f"{99:064x}/tree").mkdir(parents=True)
+        (folder / f"{99:064x}/below").write_text(f"{20:064x}")
+        return found
+
+    monkeypatch.setattr(sources, "reference_of", counted)
+    monkeypatch.setattr(collecting, "survey", late)
+    assert len(collect(two.node, 1).removed) == 61
+    assert sorted(path.name for path in folder.iterdir()) == [f"{20:064x}", f"{99:064x}"]
+    assert {looked.count(name) for name in {*looked} - {f"{99:064x}"}} == {1}

@@ -105,6 +105,40 @@ assert files(place / "full") == []
     )
 
 
+@pytest.mark.parametrize("full", ["inodes", "bytes"])
+def test_a_full_disk_can_be_collected(tmp_path: Path, full: str) -> None:
+    """It is what is done about it: no lock and no account may be in the way."""
+    option = "nr_inodes=60" if full == "inodes" else "size=4m"
+    in_private_mounts(
+        tmp_path,
+        f"mkdir full && mount -t tmpfs -o {option} none full",
+        """
+from minisandbox.store.collecting import collect
+
+def fill():
+    try:
+        for number in range(100_000):
+            with open(place / f"full/{number}", "wb") as file:
+                file.write(bytes(size))
+    except OSError as error:
+        assert error.errno == errno.ENOSPC
+
+size = 4096 if sys.argv[2:] == ["bytes"] else 0
+store = Store(place / "store")
+node = NodeStore(place / "full/node", idmap)
+ref = add(store)
+node.ensure(store, ref.digest)
+fill()
+assert collect(node, None).removed == []
+assert len(collect(node, 1, dry_run=True).removed) == 1
+assert [item.name for item in collect(node, 1).removed] == [ref.digest.removeprefix("sha256:")]
+for path in (place / "full").glob("[0-9]*"):
+    path.unlink()
+node.ensure(store, ref.digest)
+""".replace("sys.argv[2:]", repr([full])),
+    )
+
+
 def test_read_only_stores_serve_what_they_hold(tmp_path: Path) -> None:
     lines = in_private_mounts(
         tmp_path,

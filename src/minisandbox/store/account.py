@@ -7,6 +7,7 @@ without one, or by a process that was killed, and then a survey is due.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,7 +38,12 @@ class Account:
             for left in self._base.glob(f".{_NAME}.*.tmp"):  # of processes that were killed
                 left.unlink(missing_ok=True)
             lines = [f"{name} {size}\n" for name, size in {**made, **sizes}.items()]
-            atomic.write_text(self._path, "".join(lines))
+            try:
+                atomic.write_text(self._path, "".join(lines))
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                self._path.unlink(missing_ok=True)  # it is wrong, and the next survey makes one
 
     def total(self) -> int | None:
         """Bytes of all items, and of those that are being made; None if an item is not known."""

@@ -7,6 +7,7 @@ nobody is held up any more. What a killed collector left there is removed by the
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -124,10 +125,17 @@ class _Collector:
         self._base = node.base
         self._report = report
         self._dry_run = dry_run
+        # Of the sources that were surveyed: their names, and those of what lies on each.
+        self._surveyed: set[str] = set()
+        self._lying: defaultdict[str, set[str]] = defaultdict(set)
 
     def run(self, limit: int | None) -> Collected:
         self._report("looking at what is there")
         found = survey(self._base, self._node.idmap)
+        for item in found.items:
+            if item.kind == "source":
+                self._surveyed.add(item.name)
+                self._lying[item.below].add(item.name)
         swept = found.waste + found.unshared
         if not self._dry_run:
             swept = self._sweep()
@@ -187,9 +195,13 @@ class _Collector:
     def _is_reference(self, item: Item) -> bool:
         """Whether a source lies on it that is there now."""
         if item.kind != "source" or item.below:
-            return False  # references are whole, and looking at all others takes its time
-        others = (self._base / FOLDERS["source"]).glob("[!.]*")
-        return any(sources.reference_of(path) == item.name for path in others)
+            return False  # references are whole
+        folder = self._base / FOLDERS["source"]
+        there = {name for name in os.listdir(folder) if not name.startswith(".")}
+        # To read of all others what they lie on, for each whole one, takes minutes for thousands.
+        return not there.isdisjoint(self._lying[item.name]) or any(
+            sources.reference_of(folder / name) == item.name for name in there - self._surveyed
+        )
 
     def _sweep(self) -> int:
         """Remove what nobody uses any more; returns the bytes of the pool in it."""

@@ -23,7 +23,7 @@ from minisandbox.store.directories import make_passable, pool_at, sync_file_syst
 from minisandbox.store.faults import call_carrying, explained, reachable
 from minisandbox.store.leases import Lease
 from minisandbox.store.listing import Recording
-from minisandbox.store.locks import tried
+from minisandbox.store.locks import open_lock, tried
 from minisandbox.store.packed import Store
 from minisandbox.store.pool import Pool
 from minisandbox.store.scratch import scratch_directory
@@ -201,9 +201,14 @@ class NodeStore:
         return target
 
     def prepare(self) -> None:
-        """Make what is needed to write here; raises ``OSError``."""
+        """Make what is needed to write here, and to collect when the disk is full; raises
+        ``OSError``.
+        """
         for name in ("locks", "uses", "trash", "damaged"):
             make_passable(self.base / name)
+        for name in ("collect", "account"):
+            if not self._lock(name).exists():
+                os.close(open_lock(self._lock(name)))
         make_passable(self.root / "budget")
 
     def remove_abandoned(self) -> None:
