@@ -36,7 +36,7 @@ from minisandbox.store import Store
 Compression = Literal["zstd", "gzip"]
 
 #: Told how many bytes of layers were written since the last call.
-Progress = Callable[[int], None]
+Progress = Callable[[int], object]
 
 #: Of gzip, what every tool has as its default.
 _GZIP_LEVEL = 6

@@ -38,7 +38,7 @@ _SUFFIX = re.compile(r"(\.(tar|tgz|gz|zst|oci))+\Z")
 _OVERHEAD = 4 << 30
 
 #: Told how many bytes of blobs were read since the last call; each blob is read twice.
-Progress = Callable[[int], None]
+Progress = Callable[[int], object]
 
 
 def import_image(

@@ -71,7 +71,7 @@ class _Hashed(io.RawIOBase):
 class Hashing(_Hashed):
     """Reads at most ``size`` bytes and hashes them; ``progress`` is told how many, each time."""
 
-    def __init__(self, file: BinaryIO, size: int, progress: Callable[[int], None]) -> None:
+    def __init__(self, file: BinaryIO, size: int, progress: Callable[[int], object]) -> None:
         super().__init__(file)
         self._size = size
         self._progress = progress
@@ -116,7 +116,7 @@ def unfolded(
     digest: str | None,
     diff_id: str | None,
     limit: int,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> Generator[BinaryIO]:
     """The content of a blob of ``size`` bytes; at the end of the block all of it has been read.
 

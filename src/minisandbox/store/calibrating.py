@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from minisandbox import atomic
 from minisandbox.store.budget import CALIBRATION, DEFAULT_BUDGET, device_of
@@ -105,10 +105,10 @@ def _keep(root: Path, found: Calibration) -> None:
 
 def _read(root: Path) -> Mapping[str, Any]:
     try:
-        devices = json.loads((root / CALIBRATION).read_bytes())["devices"]
+        devices: Any = json.loads((root / CALIBRATION).read_bytes())["devices"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return devices if isinstance(devices, dict) else {}
+    return cast("dict[str, Any]", devices) if isinstance(devices, dict) else {}
 
 
 def _measured(work: Path, report: Callable[[str], None]) -> Sequence[Level]:
