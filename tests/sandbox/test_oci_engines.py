@@ -100,6 +100,23 @@ def test_services_answer_before_the_command_of_a_container(
         assert instance.run(command).text == theirs == "started\n2\n"
 
 
+def test_skopeo_makes_of_an_export_what_docker_loads(project: PackedProject, place: Path) -> None:
+    if shutil.which("skopeo") is None:
+        pytest.skip("needs skopeo")
+    cache, (name, _) = project.cache(), project.names
+    (image,) = export_instances(cache, [name], place / "layout", compression="gzip")
+    words = [f"oci:{place}/layout:{image.tag}", f"docker-archive:{place}/docker.tar:made:1"]
+    subprocess.run(["skopeo", "copy", *words], check=True, capture_output=True)
+    results = place / "results"
+    first, second = (
+        import_image(place / file, results, Store(results / "store"), name=file)
+        for file in ("layout", "docker.tar")
+    )
+    assert second.reference.endswith("/made:1")
+    assert first.layers == second.layers
+    assert (first.env, first.workdir, first.cmd) == (second.env, second.workdir, second.cmd)
+
+
 _CONTAINERFILE = """\
 FROM scratch
 COPY busybox /bin/busybox
