@@ -13,6 +13,7 @@ import pytest
 
 from minisandbox import atomic
 from minisandbox.archive import PackStats
+from minisandbox.archive.members import Kind, Member, encode_header
 from minisandbox.errors import LayerDamaged, UnsafeArchive
 from minisandbox.idmap import call_mapped, current, remove_tree
 from minisandbox.records.layer import LayerRef
@@ -224,3 +225,15 @@ def test_what_thousands_lie_on_is_looked_up_once(two: Two, monkeypatch: pytest.M
     assert len(collect(two.node, 1).removed) == 61
     assert sorted(path.name for path in folder.iterdir()) == [f"{20:064x}", f"{99:064x}"]
     assert {looked.count(name) for name in {*looked} - {f"{99:064x}"}} == {1}
+
+
+def test_a_source_with_whiteouts_is_as_it_should_be(two: Two) -> None:
+    member = Member(b"folder/.wh..wh..opq", Kind.FILE, 0o644, 0, 0, DATE * 10**9)
+
+    def write(out: BinaryIO) -> PackStats:
+        out.write(encode_header(member) + bytes(1024))
+        return PackStats(0, 1)
+
+    ref = two.store.add_written("source", write)
+    two.node.ensure_source(two.store, ref.digest)
+    assert {*two.problems().values()} == {None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from minisandbox.errors import LayerDamaged, LayerMissing, MiniSandboxError
 from minisandbox.idmap import current, remove_tree
-from minisandbox.store import NodeStore, Store
+from minisandbox.store import NodeStore, Store, StoreUnusable
 from minisandbox.store.packs.consolidation import consolidate
 from minisandbox.store.packs.layout import HEADER_SIZE, Index
 
@@ -310,3 +311,26 @@ def test_what_is_built_again_does_not_go_for_what_was_given_up(packed: Packed) -
         consolidate(store, threads=1)
         with packed.fresh().open(digest) as stream:
             assert stream.read() == packed.tars[digest]
+
+
+def test_too_few_descriptors_damage_nothing(place: Path) -> None:
+    """A pack that refers to many others needs each open; what is sound is not named as damaged."""
+    store = Store(place / "store", level=1)
+    tree = place / "tree"
+    tree.mkdir()
+    for number in range(20):
+        (tree / f"file-{number}").write_bytes(b"%d" % number)
+        ref = store.add("source", tree, date=DATE, idmap=IDMAP)
+        consolidate(store, level=1, threads=1)
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = {int(name) for name in os.listdir("/proc/self/fd")}
+    tenth = [number for number in range(len(used) + 10) if number not in used][9]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (tenth + 1, allowed[1]))
+    try:
+        with pytest.raises(StoreUnusable, match=r"Too many open files; allow more .*pack --all"):
+            list(Store(store.root).verify())
+        with pytest.raises(StoreUnusable, match="allow more open files"):
+            Store(store.root).stored(ref.digest)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+    assert {one.problem for one in Store(store.root).verify()} == {None}

@@ -19,9 +19,16 @@ T = TypeVar("T")
 #: matter.
 WRITE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG})
 
+#: What this process lacks, whatever it wanted to read: nothing is damaged.
+PROCESS_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
 _FULL = "free some space there, or use a directory on another file system"
 _FORBIDDEN = "make it accessible for this user, or use another directory"
 _REMEDIES = {
+    errno.EMFILE: (
+        "allow more open files (`ulimit -n`); a store of many packs needs fewer after "
+        "`minisandbox store pack --all`"
+    ),
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL,
     errno.EACCES: _FORBIDDEN,

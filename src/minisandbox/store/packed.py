@@ -22,6 +22,7 @@ from minisandbox.errors import LayerDamaged, LayerMissing
 from minisandbox.idmap import IdMap
 from minisandbox.records.layer import LayerKind, LayerRef
 from minisandbox.store.faults import (
+    PROCESS_ERRORS,
     WRITE_ERRORS,
     StoreUnusable,
     call_carrying,
@@ -227,7 +228,10 @@ class Store:
             raise StoreUnusable("read", path, error) from error
 
     def verify(self, digests: Iterable[str] | None = None) -> Iterator[Finding]:
-        """Read layers (all, or ``digests``) to their end and tell of each what is wrong with it."""
+        """Read layers (all, or ``digests``) to their end and tell of each what is wrong with it.
+
+        Raises ``StoreUnusable`` where this process may not open as many files as it takes.
+        """
         in_packs: dict[str, list[str]] = {}
         for digest in self.digests() if digests is None else digests:
             pack = None if self.path(digest).exists() else self.pack_of(digest)
@@ -253,6 +257,8 @@ class Store:
                     for raw, problem in found.items():
                         yield Finding("sha256:" + raw.hex(), path, 0, problem)
         except (PackDamaged, OSError) as error:
+            if isinstance(error, OSError) and error.errno in PROCESS_ERRORS:
+                raise StoreUnusable("read", path, error) from error
             if not path.exists():  # it was packed anew meanwhile
                 self.catalogue.refresh()
                 yield from self.verify(digests)
@@ -308,6 +314,8 @@ class Store:
         except LayerDamaged as error:
             return error.reason
         except StoreUnusable as error:
+            if error.errno in PROCESS_ERRORS:
+                raise  # or whoever drops what is damaged drops what is sound
             return str(error)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 import zstandard
 
 from minisandbox import archive, keys
-from minisandbox.archive.members import Kind
+from minisandbox.archive.members import WHITEOUT_PREFIX, Kind
 from minisandbox.archive.reading import Malformed, Reader
 from minisandbox.closing import Closing
 from minisandbox.errors import LayerDamaged, UnsafeArchive
@@ -114,7 +114,8 @@ class StoredLayer(Closing):
         reading.finish()
 
     def listed(self) -> Sequence[Entry]:
-        """Its members with the digests of their contents, all of it read and checked.
+        """Its members, with the digests of contents but for those of whiteouts, as who unpacks it
+        lists them; all of it is read and checked.
 
         Raises what ``tar`` does, and ``UnsafeArchive`` where the layer is no archive.
         """
@@ -124,13 +125,17 @@ class StoredLayer(Closing):
                 for member in recording:
                     if len(recording.entries) > archive.Limits().max_files:
                         raise Malformed(member.path, "it is one of too many entries")
-                    if member.kind is Kind.FILE:
+                    if member.kind is Kind.FILE and not _is_whiteout(member.path):
                         for _ in recording.content():
                             pass
             except Malformed as error:
                 name = os.fsdecode(error.member)
                 raise UnsafeArchive(str(self.path), name, error.reason) from None
         return recording.entries
+
+
+def _is_whiteout(path: bytes) -> bool:
+    return path.rpartition(b"/")[2].startswith(WHITEOUT_PREFIX)
 
 
 class LooseLayer(StoredLayer):
