@@ -401,6 +401,8 @@ def test_store_commands(
     assert "small-3" in capsys.readouterr().out
     assert main(["store", "verify", "--node", *cache]) == 0
     assert "0 damaged, 0 not checked" in capsys.readouterr().out
+    assert main(["store", "verify", "--node", "--cache", str(fresh.root / "none")]) == 2
+    assert "none/store is not a folder" in capsys.readouterr().err
     with fresh.node.lease() as lease:
         fresh.node.ensure(fresh.store, fresh.layers["small-0"][0].digest, lease=lease)
         assert main(["store", "gc", "--max-size", "1kB"]) == 1

@@ -22,7 +22,7 @@ from minisandbox.sizes import readable_size
 
 if TYPE_CHECKING:
     from minisandbox.runtime import Cache
-    from minisandbox.store import NodeStore
+    from minisandbox.store import NodeStore, Store
     from minisandbox.store.collecting import Collected
     from minisandbox.store.usage import Item, Survey
 
@@ -65,6 +65,18 @@ def _cache_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache", default="results", type=Path, help="folder of the manifest (default: results)"
     )
+
+
+def store_at(arguments: argparse.Namespace) -> Store:
+    """The store that was named, or that of the results; no manifest is needed."""
+    from minisandbox.runtime.cache import store_of
+    from minisandbox.store import Store
+
+    place = arguments.store or store_of(arguments.cache)
+    if not place.is_dir():
+        option = "--store" if arguments.store else "--cache"
+        raise InvalidInput(option, f"{place} is not a folder")
+    return Store(place)
 
 
 def _node() -> NodeStore:
@@ -232,13 +244,11 @@ def verify_items(arguments: argparse.Namespace) -> int:
     """``minisandbox store verify --node``: every directory against the packed layer that it came
     from.
     """
-    from minisandbox.runtime.cache import store_of
-    from minisandbox.store import Store
     from minisandbox.store.checking import verify_node
     from minisandbox.store.usage import items_in
 
+    store = store_at(arguments)  # without one hardly anything could be checked
     node = _node()
-    store = Store(arguments.store or store_of(arguments.cache))
     total = sum(1 for _ in items_in(node.base))
     damaged = unchecked = checked = 0
     with bar("checking", total, "item") as advance:

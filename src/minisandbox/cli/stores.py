@@ -64,18 +64,6 @@ def _add_node(verb: argparse.ArgumentParser, what: str) -> None:
     verb.add_argument("--node", action="store_true", help=what)
 
 
-def _store_at(arguments: argparse.Namespace) -> Store:
-    """The store that was named, or that of the results; no manifest is needed."""
-    from minisandbox.runtime.cache import store_of
-    from minisandbox.store import Store
-
-    place = arguments.store or store_of(arguments.cache)
-    if not place.is_dir():
-        option = "--store" if arguments.store else "--cache"
-        raise InvalidInput(option, f"{place} is not a folder")
-    return Store(place)
-
-
 def verify_store(arguments: argparse.Namespace) -> int:
     """``minisandbox store verify``: every layer that the manifest names, then those that only lie
     there.
@@ -83,7 +71,7 @@ def verify_store(arguments: argparse.Namespace) -> int:
     if arguments.node:
         return node_stores.verify_items(arguments)
     if arguments.store:
-        store, named = _store_at(arguments), set[str]()
+        store, named = node_stores.store_at(arguments), set[str]()
     else:
         from minisandbox.runtime import open_cache
 
@@ -114,7 +102,7 @@ def list_store(arguments: argparse.Namespace) -> int:
     """``minisandbox store ls``."""
     if arguments.node:
         return node_stores.list_items(arguments)
-    held = _holdings(_store_at(arguments))
+    held = _holdings(node_stores.store_at(arguments))
     if arguments.json:
         print(json.dumps(held, indent=1))
         return EXIT_OK
@@ -159,7 +147,7 @@ def pack_store(arguments: argparse.Namespace) -> int:
         raise InvalidInput("--level", f"is {level}", "expected 1 to 22")
     if arguments.threads is not None and arguments.threads < 1:
         raise InvalidInput("--threads", f"is {arguments.threads}", "expected 1 or more")
-    store = _store_at(arguments)
+    store = node_stores.store_at(arguments)
     with waiting_line() as report:
         done = consolidate(
             store,
