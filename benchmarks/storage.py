@@ -83,6 +83,7 @@ def main() -> int:
     parser.add_argument("--mirrors", type=Path, help="bare repositories (default: of the cache)")
     parser.add_argument("--work", type=Path, help="where to write (default: a temporary folder)")
     parser.add_argument("--level", type=int, default=DEFAULT_LEVEL, help="of zstd in the packs")
+    parser.add_argument("--ours", action="store_true", help="leave the other layouts out")
     parser.add_argument("--plot", type=Path, help="an SVG file to draw the layouts in")
     parser.add_argument("--seed", type=int, default=0, help="of the order on the node")
     arguments = parser.parse_args()
@@ -106,7 +107,8 @@ def main() -> int:
         packed = _pack(cache, rows, Path(work) / "store", arguments.level)
         answer |= _ours(rows, packed)
         mirrors = arguments.mirrors or arguments.cache / "mirrors"
-        answer |= _others(cache, rows, mirrors, packed.total, arguments.plot)
+        if not arguments.ours:
+            answer |= _others(cache, rows, mirrors, packed.total, arguments.plot)
         if arguments.counts:
             answer |= _extrapolated(rows, packed, arguments.counts)
         answer |= _node(Store(Path(work) / "store"), rows, Path(work) / "node", arguments.seed)

@@ -238,7 +238,7 @@ def test_contents_of_a_layer_that_is_not_there(tmp_path: Path) -> None:
 def test_a_large_content_is_read_in_pieces(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minisandbox.store.packs.layout.FRAME_LIMIT", 1 << 20)
     monkeypatch.setattr(reading, "FRAME_LIMIT", 1 << 20)
-    monkeypatch.setattr(arrangement, "TOGETHER_TARGET", 1 << 20)
+    monkeypatch.setattr(arrangement, "FRAME_LIMIT", 1 << 20)
     monkeypatch.setattr(reading, "PIECE", 700_000)
     tree = place / "tree"
     tree.mkdir()
@@ -338,6 +338,31 @@ def test_files_that_are_read_together_share_a_frame() -> None:
     ]
     frames = [[content.number for content in frame] for frame in arrangement.arrange(contents)]
     assert frames == [[1, 2, 11, 12, 21, 22], [33]]
+
+
+def test_a_few_versions_of_a_large_file_share_a_frame() -> None:
+    megabytes = 1 << 20
+    large = [arrangement.Content(n, 7 * megabytes, b"lib.so", n, n) for n in range(12)]
+    small = [arrangement.Content(20 + n, megabytes // 10, b"module.py", n, n) for n in range(200)]
+    frames = [len(frame) for frame in arrangement.arrange([*large, *small])]
+    assert frames == [8, 4, 80, 80, 40]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (b"lib/python3.9/a-1.2.dist-info/METADATA", b"lib/python3.11/a-1.10.dist-info/METADATA"),
+        (b"a/x.cpython-36m-x86_64-linux-gnu.so", b"a/x.cpython-311-x86_64-linux-gnu.so"),
+        (
+            b"p/numpy.libs/libgfortran-040039e1.so.5.0.0",
+            b"p/scipy.libs/libgfortran-91cc3cb1.so.3.0.0",
+        ),
+        (b"p/a64f60bb4641b67cb20c__mypyc.so", b"p/3204bda914b7f2c6f497__mypyc.so"),
+    ],
+)
+def test_versions_of_a_file_are_told_by_its_path(one: bytes, other: bytes) -> None:
+    assert arrangement.family(one) == arrangement.family(other)
+    assert arrangement.family(b"a/x.py") != arrangement.family(b"b/x.py")
 
 
 def test_frames_of_several_contents_fit_into_memory() -> None:

@@ -15,12 +15,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from minisandbox.store.packs.layout import FRAME_LIMIT
 from minisandbox.store.packs.skeleton import Skeleton
 
 #: Bytes at which a frame of different files ends.
 FRAME_TARGET = 512 << 10
-#: Bytes at which a frame ends of versions of one file, or of files that are read together.
-TOGETHER_TARGET = 8 << 20
+#: Bytes at which a frame of versions of one file ends, but for large files: see ``_VERSIONS``.
+VERSIONS_TARGET = 8 << 20
+#: Versions of a large file that may share a frame all the same: of a compiled library the next
+#: one costs half as much then.
+_VERSIONS = 8
+#: Bytes at which a frame of files that are read together ends.
+TOGETHER_TARGET = 32 << 20
 
 #: Names, or contents, by which two layers are compared: those with the smallest checksums, which is
 #: a sample of either in the same proportion.
@@ -33,7 +39,9 @@ _CHAINED = 2000
 #: Spreads consecutive numbers over all of 32 bits (Knuth's multiplicative hash).
 _SCATTER = 2_654_435_761
 
-_NUMBERS = re.compile(rb"\d+")
+#: Numbers, checksums in hex that tools put into names (those that repair wheels, mypyc), and the
+#: letter that CPython's tags had until 3.7.
+_NUMBERS = re.compile(rb"[0-9a-f]{8,}|\d+(?:m(?=-))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +59,11 @@ class Content:
 
 def family(path: bytes) -> bytes:
     """What versions of one file have in common: its path but for numbers (versions are in names of
-    folders, as in ``numpy-1.19.5.dist-info``, and of modules, as in ``x.cpython-39-….so``).
+    folders, as in ``numpy-1.19.5.dist-info``, and of modules, as in ``x.cpython-39-….so``). Of a
+    library that a wheel brings along it is the name: several distributions bring the same ones.
     """
-    return _NUMBERS.sub(b"0", path)
+    folder, _, name = path.rpartition(b"/")
+    return _NUMBERS.sub(b"0", name if folder.endswith(b".libs") else path)
 
 
 def arrange(contents: Iterable[Content]) -> Iterator[list[Content]]:
@@ -64,14 +74,15 @@ def arrange(contents: Iterable[Content]) -> Iterator[list[Content]]:
     for versions in _families(contents):
         # As a rule a release of a distribution has all its files in the same layers.
         holders = [content.holders for content in versions]
-        limit = TOGETHER_TARGET if holders == last else FRAME_TARGET
+        together = holders == last
+        limit = TOGETHER_TARGET if together else FRAME_TARGET
         for content in versions:
-            if frame and size + content.size > limit:
+            if frame and size + content.size > min(limit, FRAME_LIMIT):
                 yield frame
                 frame, size = [], 0
             frame.append(content)
             size += content.size
-            limit = TOGETHER_TARGET
+            limit = max(VERSIONS_TARGET, _VERSIONS * content.size, TOGETHER_TARGET * together)
         last = holders
     if frame:
         yield frame
