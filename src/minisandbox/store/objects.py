@@ -16,7 +16,7 @@ from minisandbox.idmap import IdMap
 from minisandbox.store import gitobjects
 from minisandbox.store.faults import readable
 from minisandbox.store.gitobjects import IndexEntry
-from minisandbox.store.links import Links
+from minisandbox.store.links import Links, Whiteouts
 
 GIT = "testbed/.git"
 OBJECTS = f"{GIT}/objects"
@@ -225,6 +225,7 @@ class Writer:
         content: Callable[[bytes], bytes],
         gone: Collection[bytes],
     ) -> None:
+        whiteouts = Whiteouts(objects)
         for fan, members in _by_fan(names, gone):
             try:
                 os.mkdir(fan, 0o755, dir_fd=objects)
@@ -234,7 +235,7 @@ class Writer:
             try:
                 for rest, name in members:
                     if name is None:
-                        os.mknod(rest, stat.S_IFCHR, os.makedev(0, 0), dir_fd=directory)
+                        whiteouts.add(rest, fan, directory)
                     elif not self._pool.take(f"{fan}/{rest}", rest, directory):
                         self._make(rest, content(name), directory)
                         self._made.append(f"{fan}/{rest}")
