@@ -18,10 +18,12 @@ environment was met before are the *next* ones: time, and bytes on disk (allocat
 repository has there; the figures are extrapolated by
 
     sum over repositories of (mean environment x environments + mean instance x instances)
-    + bases and interpreters
+    + what several layers hold, once + bases and interpreters
 
-with the minimum and the maximum in the place of the mean beside it. A repository of which nothing
-was built is not in the sum, and is named. The last line is one JSON object.
+where an environment, or an instance, counts with what no other layer holds: the more of them, the
+less that is, so this is rather too much. The minimum and the maximum stand in the place of the mean
+beside it; the published layout is the mean of an instance times instances. A repository of which
+nothing was built is not in the sum, and is named. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -107,10 +109,12 @@ def main() -> int:
         packed = _pack(cache, rows, Path(work) / "store", arguments.level)
         answer |= _ours(rows, packed)
         mirrors = arguments.mirrors or arguments.cache / "mirrors"
+        published: Mapping[str, int] = {}
         if not arguments.ours:
-            answer |= _others(cache, rows, mirrors, packed.total, arguments.plot)
+            published = _published(cache, rows, mirrors)
+            answer |= _others(rows, packed.total, sum(published.values()), arguments.plot)
         if arguments.counts:
-            answer |= _extrapolated(rows, packed, arguments.counts)
+            answer |= _extrapolated(rows, packed, published, arguments.counts)
         answer |= _node(Store(Path(work) / "store"), rows, Path(work) / "node", arguments.seed)
     print(json.dumps(answer))
     return 0
@@ -119,11 +123,13 @@ def main() -> int:
 @dataclass(frozen=True)
 class Packed:
     """A store of some layers: its bytes, those of each layer (its share of what it has in common
-    with others), and what no layer stands for: indices and directories.
+    with others), those that only this layer needs, and what no layer stands for: indices and
+    directories.
     """
 
     total: int
     layers: Mapping[str, float]
+    alone: Mapping[str, float]
     overhead: int
 
 
@@ -147,34 +153,38 @@ def _pack(cache: Cache, rows: Sequence[ManifestRow], place: Path, level: int) ->
     if done.stay:
         raise RuntimeError(f"not packed: {done.stay}")
     shares: defaultdict[str, float] = defaultdict(float)
+    alone: defaultdict[str, float] = defaultdict(float)
     for pack in store.catalogue.packs():
-        for digest, size in _shares(store, pack).items():
-            shares[digest] += size
+        _add_shares(store, pack, shares, alone)
     total = _allocated(place)
-    return Packed(total, shares, round(total - sum(shares.values())))
+    return Packed(total, shares, alone, round(total - sum(shares.values())))
 
 
-def _shares(store: Store, pack: Pack) -> Mapping[str, float]:
-    """The bytes of a pack's frames by layer: a content's part of its frame is shared equally by the
-    layers that hold it.
+def _add_shares(
+    store: Store, pack: Pack, shares: defaultdict[str, float], alone: defaultdict[str, float]
+) -> None:
+    """Count the bytes of a pack's frames for layers: a content's part of its frame is shared
+    equally by those that hold it.
     """
     holders: defaultdict[int, list[str]] = defaultdict(list)
-    shares: defaultdict[str, float] = defaultdict(float)
     frames = pack.index.frames
     with PackReader(pack, store.catalogue) as reader:
         for raw, layer in pack.index.layers.items():
             digest = "sha256:" + raw.hex()
             frame = frames[layer.frame]
-            shares[digest] += frame.packed * layer.length / frame.unpacked
+            skeleton = frame.packed * layer.length / frame.unpacked
+            shares[digest] += skeleton
+            alone[digest] += skeleton
             for number in {*reader.skeleton(layer).contents} - {NO_CONTENT}:
                 holders[number].append(digest)
         for number, digests in holders.items():
             record = reader.pack.record(number)
             frame = frames[record.place]
-            part = frame.packed * record.size / frame.unpacked / len(digests)
+            size = frame.packed * record.size / frame.unpacked
             for digest in digests:
-                shares[digest] += part
-    return shares
+                shares[digest] += size / len(digests)
+            if len(digests) == 1:
+                alone[digests[0]] += size
 
 
 def _allocated(place: Path) -> int:
@@ -206,25 +216,28 @@ def _ours(rows: Sequence[ManifestRow], packed: Packed) -> dict[str, object]:
     }
 
 
-def _others(
-    cache: Cache, rows: Sequence[ManifestRow], mirrors: Path, ours: int, plot: Path | None
-) -> dict[str, object]:
-    """The same content in other layouts, and how many times as many bytes that is."""
+def _published(cache: Cache, rows: Sequence[ManifestRow], mirrors: Path) -> Mapping[str, int]:
+    """Bytes of each instance, by id, in the published layout."""
     layers = {layer.digest: layer for row in rows for layer in row.layers}
     gzipped = {
         digest: _gzipped(cache.store, digest)
         for digest, layer in tqdm(layers.items(), desc="gzip", disable=None)
         if layer.kind != "base"
     }
-    histories: dict[str, int] = {}
-    published = images = 0
-    for row in rows:
-        slug = keys.slug(row.repo)
-        if slug not in histories:
-            histories[slug] = _history(mirrors, slug)
-        above = [layer for layer in row.layers if layer.kind != "base"]
-        published += sum(gzipped[layer.digest] for layer in above) + histories[slug]
-        images += sum(layer.size for layer in above)
+    histories = {slug: _history(mirrors, slug) for slug in {keys.slug(row.repo) for row in rows}}
+    return {
+        row.instance_id: sum(gzipped[layer.digest] for layer in row.layers if layer.kind != "base")
+        + histories[keys.slug(row.repo)]
+        for row in rows
+    }
+
+
+def _others(
+    rows: Sequence[ManifestRow], ours: int, published: int, plot: Path | None
+) -> dict[str, object]:
+    """The same content in other layouts, and how many times as many bytes that is."""
+    layers = {layer.digest: layer for row in rows for layer in row.layers}
+    images = sum(layer.size for row in rows for layer in row.layers if layer.kind != "base")
     once = sum(layer.size for layer in layers.values())
     layouts = (
         ("tar.gz of environment and of repository with history, an instance", published),
@@ -267,7 +280,9 @@ def _history(mirrors: Path, slug: str) -> int:
     return sum(path.stat().st_size for path in packs if path.is_file())
 
 
-def _extrapolated(rows: Sequence[ManifestRow], packed: Packed, plan: Path) -> dict[str, object]:
+def _extrapolated(
+    rows: Sequence[ManifestRow], packed: Packed, published: Mapping[str, int], plan: Path
+) -> dict[str, object]:
     """To all instances that the plan at ``plan`` lists."""
     environments: Counter[str] = Counter()
     instances: Counter[str] = Counter()
@@ -280,23 +295,24 @@ def _extrapolated(rows: Sequence[ManifestRow], packed: Packed, plan: Path) -> di
             environments[f"{repo}\t{batch['environment']}"] += 1
     number = Counter(key.split("\t")[0] for key in environments)
     sizes: defaultdict[str, tuple[dict[str, float], Extent]] = defaultdict(lambda: ({}, Extent()))
-    shared: dict[str, float] = {}
+    counted: dict[str, float] = {}
+    bases: dict[str, float] = {}
     for row in rows:
         shelf, own = sizes[keys.slug(row.repo)]
-        own.sizes.append(
-            sum(packed.layers[layer.digest] for layer in row.layers if layer.kind in _OWN)
-        )
-        for layer in row.layers:
-            if layer.kind == "environment":
-                shelf[layer.digest] = packed.layers[layer.digest]
-            elif layer.kind not in _OWN:
-                shared[layer.digest] = packed.layers[layer.digest]
+        mine = {layer.digest: layer.kind for layer in row.layers}
+        own.sizes.append(sum(packed.alone[name] for name in mine if mine[name] in _OWN))
+        shelf |= {name: packed.alone[name] for name in mine if mine[name] == "environment"}
+        counted |= {
+            name: packed.alone[name] for name in mine if mine[name] in (*_OWN, "environment")
+        }
+        bases |= {name: packed.layers[name] for name in mine if mine[name] == "base"}
+    rest = packed.total - sum(counted.values())
     unknown = sorted(number.keys() - sizes.keys())
     print(
         "\n| repository | environments | mean | instances | mean | bytes |"
         "\n|---|---|---|---|---|---|"
     )
-    totals = dict.fromkeys(("mean", "min", "max"), sum(shared.values()))
+    totals = dict.fromkeys(("mean", "min", "max"), rest)
     for repo in sorted(number.keys() & sizes.keys()):
         shelf, own = sizes[repo]
         each = Extent([*shelf.values()])
@@ -307,17 +323,24 @@ def _extrapolated(rows: Sequence[ManifestRow], packed: Packed, plan: Path) -> di
             f"| {repo} | {number[repo]} | {each.of('mean'):,.0f} | {instances[repo]} "
             f"| {own.of('mean'):,.0f} | {size:,.0f} |"
         )
-    print(f"| bases and interpreters | | | | | {sum(shared.values()):,.0f} |")
+    print(f"| what several layers hold, bases, interpreters | | | | | {rest:,.0f} |")
     if unknown:
         print(f"not in the sum, because nothing of it was built: {', '.join(unknown)}")
     share = sum(instances[repo] for repo in sizes) / sum(instances.values())
-    overhead = 1 + packed.overhead / max(1, packed.total - packed.overhead)
     answer = {
-        f"verified_gb_extrapolated{'' if which == 'mean' else '_' + which}": round(
-            size * overhead / 1e9, 3
-        )
+        f"verified_gb_extrapolated{'' if which == 'mean' else '_' + which}": round(size / 1e9, 3)
         for which, size in totals.items()
     }
+    of_repos: defaultdict[str, list[int]] = defaultdict(list)
+    for row in rows:
+        if row.instance_id in published:
+            of_repos[keys.slug(row.repo)].append(published[row.instance_id])
+    theirs = sum(statistics.fmean(sizes) * instances[repo] for repo, sizes in of_repos.items())
+    if theirs:
+        print(f"in the published layout: {theirs:,.0f}")
+        answer["published_gb_extrapolated"] = round(theirs / 1e9, 1)
+        answer["ratio_vs_published_layout_extrapolated"] = round(theirs / totals["mean"], 1)
+    answer["verified_gb_of_bases"] = round(sum(bases.values()) / 1e9, 3)
     return {**answer, "share_of_instances_extrapolated_to": round(share, 3)}
 
 
