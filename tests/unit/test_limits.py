@@ -276,23 +276,9 @@ def test_the_next_server_removes_what_a_killed_one_left(tmp_path: Path) -> None:
 
 
 def test_kills_are_read_from_either_version(tmp_path: Path) -> None:
-    group, inside, other = tmp_path / "1/group", tmp_path / "1/group/inside", tmp_path / "2"
-    version_1 = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
-    fill(group, memory__oom_control=version_1, memory__failcnt="7\n")
-    fill(inside, memory__oom_control=version_1, memory__failcnt="0\n")
-    fill(other, memory__events="low 0\nhigh 0\nmax 25\noom 2\noom_kill 2\noom_group_kill 0\n")
-    files = [place / "memory.oom_control" for place in (group, inside)]
-    files += [other / "memory.events", other / "gone"]
-    assert [cgroups.kills(str(path)) for path in files] == [3, 3, 2, 0]
-
-
-def test_who_is_killed_for_want_of_memory_on_the_machine_was_at_no_limit(tmp_path: Path) -> None:
-    """The kernel counts these with the same word."""
-    one, two = tmp_path / "1/group", tmp_path / "2"
-    fill(one, memory__oom_control="under_oom 0\noom_kill 1\n", memory__failcnt="0\n")
-    fill(two, memory__events="low 0\nhigh 0\nmax 0\noom 0\noom_kill 1\noom_group_kill 0\n")
-    assert cgroups.kills(str(one / "memory.oom_control")) == 0
-    assert cgroups.kills(str(two / "memory.events")) == 0
+    (tmp_path / "v1").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    (tmp_path / "v2").write_text("low 0\nhigh 0\nmax 25\noom 2\noom_kill 2\noom_group_kill 0\n")
+    assert [cgroups.kills(str(tmp_path / name)) for name in ("v1", "v2", "gone")] == [3, 2, 0]
 
 
 @pytest.mark.parametrize(
@@ -385,7 +371,7 @@ def test_a_ledger_tells_what_was_ended_since(tmp_path: Path) -> None:
     assert book.words == words
     mark = book.mark()
     assert book.since(mark) == ""
-    events.write_text("oom 1\noom_kill 1\n")
+    events.write_text("oom_kill 1\n")
     assert book.since(mark) == "memory"
     assert book.since(book.mark()) == ""
     ledger.note(str(tmp_path), "stopped", "disk", "it wrote too much")

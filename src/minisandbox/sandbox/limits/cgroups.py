@@ -191,22 +191,12 @@ _EVENTS = {1: "memory.oom_control", 2: "memory.events"}
 
 
 def kills(events: str) -> int:
-    """How many processes the kernel killed so far, in the group of ``events``, for memory; 0 if the
-    group was never at its limit: then it was the machine that had none left.
-    """
-    counts: dict[bytes, int] = {}
+    """How many processes the kernel killed so far, in the group of ``events``, for memory."""
     for line in _read(events).splitlines():
         name, _, count = line.partition(b" ")
-        counts[name] = int(count)
-    killed = counts.get(b"oom_kill", 0)
-    return killed if killed and (counts.get(b"oom") or _failed_charges(events)) else 0
-
-
-def _failed_charges(events: str) -> bool:
-    """Whether a group of version 1, or the one above that has its limit, was ever at it."""
-    directory = os.path.dirname(events)
-    places = (directory, os.path.dirname(directory))
-    return any(int(_read(f"{place}/memory.failcnt") or 0) for place in places)
+        if name == b"oom_kill":
+            return int(count)
+    return 0
 
 
 def enter(directories: list[str]) -> None:
