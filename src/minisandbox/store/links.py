@@ -50,7 +50,7 @@ class Links:
 
 class Whiteouts:
     """Hides names of the layer below a directory. All of them are one inode, as far as it takes
-    links: overlayfs does so itself, for making one takes as long as 16 links (ext4, Linux 6.18).
+    links, as overlayfs does it itself: a checkout hides more than a thousand objects.
     """
 
     def __init__(self, root: int) -> None:
