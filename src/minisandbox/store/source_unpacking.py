@@ -25,6 +25,9 @@ from minisandbox.store.pool import Pool
 from minisandbox.store.sources import Difference, Pools, Reference
 from minisandbox.store.streams import LayerOfPack, StoredLayer
 
+#: What shares the files and the objects of a source once they are on disk.
+_Made = tuple[Pool, Writer | None]
+
 
 class SourceUnpacker:
     """The unpacked sources below ``base``, the directory of an id map."""
@@ -107,18 +110,7 @@ class SourceUnpacker:
         return fill
 
     def _unpack_whole(self, layer: StoredLayer, work: Path) -> None:
-        def unpack(parent: Path, pools: Pools) -> None:
-            with _said_of(layer):
-                made = sources.unpack_whole(
-                    layer.tar(),
-                    parent / work.name,
-                    pools=pools,
-                    idmap=self._idmap,
-                    archive_name=str(layer.path),
-                )
-            _share(made, parent / work.name)
-
-        self._call(work, unpack)
+        self._make(layer, work, lambda _: functools.partial(sources.unpack_whole, layer.tar()))
 
     def _unpack_difference(self, layer: StoredLayer, work: Path, reference: Reference) -> None:
         try:
@@ -127,12 +119,22 @@ class SourceUnpacker:
             self._unpack_whole(layer, work)
             return
 
-        def unpack(parent: Path, pools: Pools) -> None:
+        def maker(parent: Path) -> Callable[..., _Made]:
             below = replace(reference, path=parent / reference.path.name)
+            return functools.partial(sources.unpack_difference, found, below)
+
+        self._make(layer, work, maker)
+
+    def _make(
+        self, layer: StoredLayer, work: Path, maker: Callable[[Path], Callable[..., _Made]]
+    ) -> None:
+        """Make a source by what ``maker`` gives for the directory of sources, where that can give
+        files to the ids of sandboxes; sync and share it.
+        """
+
+        def make(parent: Path, pools: Pools) -> None:
             with _said_of(layer):
-                made = sources.unpack_difference(
-                    found,
-                    below,
+                made = maker(parent)(
                     parent / work.name,
                     pools=pools,
                     idmap=self._idmap,
@@ -140,16 +142,12 @@ class SourceUnpacker:
                 )
             _share(made, parent / work.name)
 
-        self._call(work, unpack)
-
-    def _call(self, work: Path, function: Callable[[Path, Pools], None]) -> None:
-        """Call what makes a source, where it can give files to the ids of sandboxes."""
         with (
             reachable(work.parent) as parent,
             reachable(pool_at(self._base, "source")) as files,
             reachable(pool_at(self._base, "objects")) as objects,
         ):
-            call_carrying(self._idmap, functools.partial(function, parent, Pools(files, objects)))
+            call_carrying(self._idmap, functools.partial(make, parent, Pools(files, objects)))
 
     def _reference_of(self, group: str, lease: Lease) -> Reference | None:
         try:
@@ -174,7 +172,7 @@ def _is_reference(path: Path) -> bool:
     return (path / sources.LISTING).is_file()
 
 
-def _share(made: tuple[Pool, Writer | None], work: Path) -> None:
+def _share(made: _Made, work: Path) -> None:
     """Put what was made on disk, and into the pools."""
     pool, writer = made
     sync_file_system(work)
