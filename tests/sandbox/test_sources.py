@@ -8,6 +8,7 @@ import os
 import pickle
 import struct
 import subprocess
+import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ Commits = dict[str, str]
 def git(folder: Path, *words: str) -> str:
     identity = {f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME",)}
     identity |= {f"GIT_{who}_EMAIL": "x@x" for who in ("AUTHOR", "COMMITTER")}
+    identity |= {f"GIT_{who}_DATE": "@1700000000 +0000" for who in ("AUTHOR", "COMMITTER")}
     done = subprocess.run(
         ["git", "-c", "core.autocrlf=false", *words],
         cwd=folder,
@@ -305,8 +307,9 @@ def test_copying_one_equal_file_over_another_works(opened: Callable[..., Sandbox
             )
 
 
+@pytest.mark.parametrize("kind", [b"blob", b"tree", b"commit"])
 def test_objects_and_files_are_verified_by_their_names(
-    packed: tuple[Store, dict[str, Checkout]], node: NodeStore
+    packed: tuple[Store, dict[str, Checkout]], node: NodeStore, kind: bytes
 ) -> None:
     store, checkouts = packed
     layers = [checkouts[step].layer.digest for step in ("first", "edited", "turned", "converted")]
@@ -318,8 +321,10 @@ def test_objects_and_files_are_verified_by_their_names(
 
     def damage() -> str:
         objects = tree / "testbed/.git/objects"
-        path = next(path for path in objects.glob("??/*") if path.is_file())
-        date, data = path.stat().st_mtime_ns, bytearray(path.read_bytes())
+        files = (path for path in sorted(objects.glob("??/*")) if path.is_file())
+        found = ((path, path.read_bytes()) for path in files)
+        path, held = next(item for item in found if zlib.decompress(item[1]).startswith(kind))
+        date, data = path.stat().st_mtime_ns, bytearray(held)
         data[-5] ^= 1
         path.chmod(0o644)
         path.write_bytes(data)

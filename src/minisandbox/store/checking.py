@@ -32,7 +32,7 @@ from minisandbox.store.faults import (
     readable,
 )
 from minisandbox.store.listing import Entry
-from minisandbox.store.objects import OBJECTS, Checkout, missing
+from minisandbox.store.objects import OBJECTS, Checkout, missing, object_at
 from minisandbox.store.packed import Store
 from minisandbox.store.streams import StoredLayer
 from minisandbox.store.usage import DAMAGED, FOLDERS, POOL, items_in
@@ -238,9 +238,9 @@ def _compare(layer: StoredLayer, trees: Sequence[Path], idmap: IdMap, kind: str)
         while path := path.rpartition(b"/")[0]:
             expected.add(path)
     extra = {path: held for path, held in shown.items() if path not in expected}
-    if kind == "source" and not found.sentences:
-        _compare_objects(entries, trees, shown, extra, found)
-        if len(trees) == 1:
+    if kind == "source":
+        _compare_objects(entries, trees, extra, found)
+        if len(trees) == 1 and not found.sentences:
             _compare_books(trees[0].parent, listed, found)
     for path, held in extra.items():
         found.add(path, "is not in the layer", held)
@@ -327,28 +327,33 @@ def _is_opaque(held: _Held, path: bytes) -> bool:
 def _compare_objects(
     entries: Mapping[bytes, Entry],
     trees: Sequence[Path],
-    shown: Mapping[bytes, _Held],
     extra: dict[bytes, _Held],
     found: _Problems,
 ) -> None:
-    """Check git's objects that were made here, and take them out of ``extra``."""
+    """Check git's objects that were made here, and take them out of ``extra``.
+
+    Where a damaged file hides which objects there should be, those that are there must be what
+    their names say.
+    """
+    fans = OBJECTS.encode() + b"/"
     with Checkout(trees) as checkout:
         try:
             lacking = missing(entries.keys(), checkout)
         except ValueError as error:
-            found.add(OBJECTS.encode(), f"cannot be told: {error}")
-            return
-        for name in lacking.names if lacking else ():
+            if not found.sentences:
+                found.add(OBJECTS.encode(), f"cannot be told: {error}")
+            names = {name for path in extra if (name := object_at(path)) is not None}
+        else:
+            names = lacking.names if lacking else ()
+        for name in names:
             path = f"{OBJECTS}/{gitobjects.file_name(name)}"
             held = extra.pop(path.encode(), None)
             if held is None:
                 found.add(path.encode(), "is missing")
             elif not _is_object(checkout.read(path) or b"", name):
                 found.add(path.encode(), "has another content", held)
-    fans = [path for path in extra if path.startswith(OBJECTS.encode() + b"/")]
-    for path in fans:
-        if _is_directory(shown[path]):
-            del extra[path]
+    for path in [path for path in extra if path.startswith(fans) and _is_directory(extra[path])]:
+        del extra[path]
 
 
 def _is_object(data: bytes, name: bytes) -> bool:
