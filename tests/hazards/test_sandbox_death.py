@@ -48,6 +48,34 @@ def test_killing_everything_inside_spares_neighbours_and_the_sandbox(start) -> N
     assert other.run("ps -eo comm | grep -c sleep").stdout == b"1\n"
 
 
+@pytest.mark.parametrize("served", [True, False])
+def test_a_copy_of_the_socket_of_a_dead_pid_1_is_no_sandbox(start, served: bool) -> None:
+    """A process that PID 1 was just forking holds one, for as long as it takes the kernel to end
+    it: a command that was killed with the sandbox would be one that failed.
+    """
+    link = start()._link
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    control, link.control = link.control, ours
+
+    def hold() -> None:
+        with theirs:
+            fields, fds = wire.receive(theirs)
+            assert fields == ["ping"]
+            with socket.socket(fileno=fds[0]) as channel:
+                if served:
+                    wire.send(channel, "here")
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    with ours:
+        assert link.alive()
+        assert link.serves() == served
+        holder.join()
+        assert not link.serves()
+    link.control = control
+    assert link.serves()
+
+
 @pytest.mark.parametrize("victim", ["init", "server"])
 def test_a_dead_sandbox_is_an_error_of_its_own(start, victim: str) -> None:
     box = start(name="victim")

@@ -152,6 +152,9 @@ class Init:
         elif fields[0] == "idle":
             with wire.channel(os.dup(fds[0])) as channel:
                 answers.answer(channel, "idle" if self._is_idle() else "busy")
+        elif fields[0] == "ping":
+            with wire.channel(os.dup(fds[0])) as channel:
+                answers.answer(channel, "here")
 
     def _is_idle(self) -> bool:
         """Whether nothing would be lost with this process but its spare monitor: no program runs,

@@ -30,6 +30,8 @@ MAX_LAYERS = 499
 _PATIENCE = 10.0
 #: Seconds before a second try, and for it, whatever the first has taken.
 _MOMENT = 0.1
+#: Seconds in which a PID 1 answers that nothing outside has stopped.
+_ANSWERS = 1.0
 _LEAST = 1.0
 
 
@@ -67,6 +69,25 @@ class Link:
     def alive(self) -> bool:
         """Whether PID 1 still holds its end."""
         return wire.is_connected(self.control)
+
+    def serves(self) -> bool:
+        """Whether PID 1 is there, by its own answer: a process that it was just forking when it was
+        killed holds a copy of its end for a moment longer.
+        """
+        if not self.alive():
+            return False
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                try:
+                    wire.send(self.control, "ping", fds=[theirs.fileno()])
+                except OSError:
+                    return False
+            ours.settimeout(_ANSWERS)
+            try:
+                return bool(wire.receive(ours)[0])
+            except TimeoutError:
+                return True  # something outside has stopped it, or the machine is busy
 
     def end_processes(self) -> None:
         """End PID 1 and with it every process of the sandbox; returns when they are gone."""

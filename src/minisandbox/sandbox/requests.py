@@ -273,8 +273,8 @@ class Requests:
 
     def raise_if_dead(self) -> None:
         """Raise ``SandboxDied`` when that is why a request was not answered."""
-        if not self.alive:
-            self.refuse_closed()
+        self.refuse_closed()
+        if not self.link.serves():
             raise self.died()
 
     def died(self) -> SandboxDied:
