@@ -17,7 +17,7 @@ from minisandbox.archive.members import Kind, Member, encode_header
 from minisandbox.errors import LayerDamaged, UnsafeArchive
 from minisandbox.idmap import call_mapped, current, remove_tree
 from minisandbox.records.layer import LayerRef
-from minisandbox.store import NodeStore, Store, collecting, derived_name, sources
+from minisandbox.store import NodeStore, Store, collecting, derived_name, references, usage
 from minisandbox.store.checking import verify_node
 from minisandbox.store.collecting import collect
 from minisandbox.store.objects import Checkout
@@ -88,11 +88,34 @@ def test_a_damaged_note_of_what_a_source_lies_on(two: Two, text: bytes) -> None:
 
 
 @NOTES
-def test_a_damaged_note_of_the_reference_of_a_group(two: Two, text: bytes) -> None:
-    (two.node.base / "groups/group").write_bytes(text)
+@pytest.mark.parametrize("name", ["sketch", "listing", "objects"])
+def test_a_damaged_note_of_what_others_are_told_against(two: Two, name: str, text: bytes) -> None:
+    """Then others lie on another, or on none; and what they are told is not what was damaged."""
+    note = two.place(two.first) / name
+    kept = note.read_bytes()
+    two.write(note, text)
+    two.node = NodeStore(two.node.root, IDMAP)  # that has not read it before
     (two.tree / "file-8").write_bytes(b"changed too\n")
-    assert len(two.ensure(two.add())) == 1
+    third = two.add()
+    assert len(two.ensure(third)) == (2 if kept == text else 1)
+    problems = two.problems()
+    name = two.first.digest.removeprefix("sha256:")
+    told = "sketch" if note.name == "sketch" else "listing"
+    assert problems.pop(name) == (None if kept == text else f"{told} is not that of its files")
+    assert problems.pop(third.digest.removeprefix("sha256:")) is None
+    for layer in (two.first, two.second):
+        assert two.ensure(layer)
     assert {*two.problems().values()} == {None}
+
+
+def test_a_note_of_a_reference_that_is_not_there(two: Two) -> None:
+    stray = two.node.base / "references/stray"
+    for forget in (lambda: two.ensure(two.add()), lambda: collect(two.node, None)):
+        stray.touch()
+        (two.tree / "file-9").write_bytes(b"changed\n")
+        forget()
+        assert not stray.exists()
+    assert (stray.with_name(two.first.digest.removeprefix("sha256:"))).exists()
 
 
 def test_a_damaged_note_of_what_was_computed(two: Two) -> None:
@@ -187,17 +210,13 @@ def test_what_killed_processes_were_noting_is_removed(two: Two) -> None:
     """But not what somebody is noting right now."""
     base = two.node.base
     (base / "sums").mkdir(exist_ok=True)
-    kept = [base / "sums/.objects-11.abcdefgh.tmp", base / "groups/.22.abcdefgh.tmp"]
-    gone = [base / "sums/.objects-33.abcdefgh.tmp", base / "groups/.44.abcdefgh.tmp"]
-    gone.append(base / ".account.abcdefgh.tmp")
-    for path in (*kept, *gone):
+    kept = base / "sums/.objects-11.abcdefgh.tmp"
+    gone = [base / "sums/.objects-33.abcdefgh.tmp", base / ".account.abcdefgh.tmp"]
+    for path in (kept, *gone):
         path.touch()
-    with (
-        atomic.locked(base / "locks/objects-11.lock"),
-        atomic.locked(base / "locks/group-22.lock"),
-    ):
+    with atomic.locked(base / "locks/objects-11.lock"):
         collect(two.node, None)
-    assert [path.exists() for path in (*kept, *gone)] == [True, True, False, False, False]
+    assert [path.exists() for path in (kept, *gone)] == [True, False, False]
 
 
 def test_what_thousands_lie_on_is_looked_up_once(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +227,7 @@ def test_what_thousands_lie_on_is_looked_up_once(two: Two, monkeypatch: pytest.M
         if number % 2:
             (folder / f"{number:064x}/below").write_text(f"{number - 1:064x}")
     looked: list[str] = []
-    reference_of, surveyed = sources.reference_of, collecting.survey
+    reference_of, surveyed = references.reference_of, collecting.survey
 
     def counted(source: Path) -> str:
         looked.append(source.name)
@@ -220,7 +239,8 @@ def test_what_thousands_lie_on_is_looked_up_once(two: Two, monkeypatch: pytest.M
         (folder / f"{99:064x}/below").write_text(f"{20:064x}")
         return found
 
-    monkeypatch.setattr(sources, "reference_of", counted)
+    for module in (collecting, usage):
+        monkeypatch.setattr(module, "reference_of", counted)
     monkeypatch.setattr(collecting, "survey", late)
     assert len(collect(two.node, 1).removed) == 61
     assert sorted(path.name for path in folder.iterdir()) == [f"{20:064x}", f"{99:064x}"]

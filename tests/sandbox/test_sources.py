@@ -79,6 +79,20 @@ def grow(folder: Path) -> Iterator[str]:
     for number in range(40, 400):
         (folder / f"package/part0/module{number}.py").write_text(f"{number}\n")
     yield "grown"
+    for number in range(40, 140):
+        (folder / f"package/part0/module{number}.py").write_text(f"new {number}\n")
+    (folder / "copied.py").write_text("300\n")  # like another that stays
+    yield "moved"
+    for number in range(100, 170):
+        (folder / f"package/part0/module{number}.py").write_text(f"{number}\n" * 2)
+    for number in range(40, 60):
+        (folder / f"package/part0/module{number}.py").write_text(f"{number}\n")  # as once before
+    (folder / "package/part0/module300.py").unlink()
+    (folder / "again.py").write_text("300\n")
+    yield "moved on"
+    (folder / "again.py").write_text("again\n")
+    (folder / "once more.py").write_text("300\n")
+    yield "at last"
 
 
 @pytest.fixture(scope="module")
@@ -149,21 +163,25 @@ def said(sandbox: Sandbox, command: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("reference", "step"),
+    ("before", "step"),
     [
-        ("first", "edited"),
-        ("first", "turned"),
-        ("first", "converted"),
-        ("converted", "first"),
-        ("turned", "first"),
-        ("first", "grown"),
+        (["first"], "edited"),
+        (["first"], "turned"),
+        (["first"], "converted"),
+        (["converted"], "first"),
+        (["turned"], "first"),
+        (["first"], "grown"),
+        (["grown", "moved"], "moved on"),
+        (["grown", "moved", "moved on"], "at last"),
+        (["at last", "moved on", "moved"], "grown"),
     ],
 )
 def test_a_checkout_is_that_of_its_commit(
-    opened: Callable[..., Sandbox], upstream: tuple[Path, Commits], reference: str, step: str
+    opened: Callable[..., Sandbox], upstream: tuple[Path, Commits], before: list[str], step: str
 ) -> None:
     folder, commits = upstream
-    opened(reference).close()
+    for other in before:
+        opened(other).close()
     with opened(step) as box:
         assert said(box, "git status --porcelain; git stash list; git remote") == ""
         assert said(box, "git fsck --full --strict --no-progress --unreachable") == ""
@@ -193,7 +211,7 @@ def test_one_that_differs_little_is_a_difference(
     assert below == first
     assert node.source(layers["edited"]) == (first, edited)
     assert len(node.ensure_source(store, layers["grown"], group="one")) == 1
-    assert len(node.ensure_source(store, layers["turned"], group="other")) == 1
+    assert node.ensure_source(store, layers["turned"], group="other")[:-1] == (first,)
     assert len(node.ensure_source(store, layers["converted"])) == 1
 
     def counted() -> tuple[int, bool]:
@@ -284,7 +302,7 @@ def test_equal_files_of_two_checkouts_are_one_and_of_one_are_two(
 ) -> None:
     store, checkouts = packed
     (first,) = node.ensure_source(store, checkouts["first"].layer.digest, group="one")
-    (second,) = node.ensure_source(store, checkouts["edited"].layer.digest, group="two")
+    (second,) = node.ensure_source(store, checkouts["edited"].layer.digest)
     same = "testbed/package/part0/module0.py"
     assert (first / same).stat().st_ino == (second / same).stat().st_ino
     empty = [first / f"testbed/package/{name}__init__.py" for name in ("", "part0/", "part1/")]
@@ -305,6 +323,62 @@ def test_copying_one_equal_file_over_another_works(opened: Callable[..., Sandbox
                 box,
                 f'python3 -c \'import shutil; shutil.copyfile("package/__init__.py", "{target}")\'',
             )
+
+
+def test_sources_lie_on_those_that_they_are_most_like(
+    packed: tuple[Store, dict[str, Checkout]], node: NodeStore
+) -> None:
+    store, checkouts = packed
+    steps = ("first", "grown", "moved", "moved on", "at last")
+    found = [
+        node.ensure_source(store, checkouts[step].layer.digest, group=step.replace(" ", ""))
+        for step in steps
+    ]
+    first, grown, moved, moved_on, at_last = (folders[-1] for folders in found)
+    assert found == [
+        *((first,), (grown,), (grown, moved), (grown, moved, moved_on)),
+        (grown, moved, moved_on, at_last),
+    ]
+    assert all(item.problem is None for item in verify_node(node, store))
+    # Nothing lies on what nothing is told against.
+    assert not (at_last.parent / "changes").exists()
+
+
+def test_in_no_chain_of_sources_two_names_are_one_file(
+    packed: tuple[Store, dict[str, Checkout]], node: NodeStore, opened: Callable[..., Sandbox]
+) -> None:
+    store, checkouts = packed
+    for step in ("grown", "moved"):
+        node.ensure_source(store, checkouts[step].layer.digest, group="group")
+    fresh = NodeStore(node.root, node.idmap)  # that knows the slots of files from notes alone
+    for step in ("moved on", "at last"):
+        folders = fresh.ensure_source(store, checkouts[step].layer.digest, group="group")
+    assert len(folders) == 4
+    _, moved, moved_on, at_last = (folder / "testbed" for folder in folders)
+    same = ["copied.py", "again.py", "once more.py"]
+    held = (moved / same[0], moved_on / same[1], at_last / same[2])
+    inodes = call_mapped(node.idmap, lambda: [path.stat().st_ino for path in held])
+    assert inodes[0] not in inodes[1:]
+    with opened("moved on") as box:
+        said(box, f"cp {same[0]} {same[1]}")
+    with opened("at last") as box:
+        said(box, f"cp {same[0]} '{same[2]}'")
+        assert said(box, "git status --porcelain; git fsck --full --no-progress") == ""
+
+
+def test_what_came_back_is_one_file_with_what_it_was(
+    packed: tuple[Store, dict[str, Checkout]], node: NodeStore
+) -> None:
+    store, checkouts = packed
+    for step in ("grown", "moved", "moved on"):
+        folders = node.ensure_source(store, checkouts[step].layer.digest, group="group")
+    path = "testbed/package/part0/module50.py"
+
+    def inodes() -> list[int]:
+        return [(folder / path).stat().st_ino for folder in folders]
+
+    grown, moved, moved_on = call_mapped(node.idmap, inodes)
+    assert grown == moved_on != moved
 
 
 @pytest.mark.parametrize("kind", [b"blob", b"tree", b"commit"])

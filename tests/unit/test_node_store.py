@@ -23,7 +23,8 @@ from minisandbox.store import NodeStore, Store, StoreUnusable, derived_name
 from minisandbox.store.account import Account
 from minisandbox.store.checking import verify_node
 from minisandbox.store.collecting import Collected, collect
-from minisandbox.store.usage import survey
+from minisandbox.store.references import MOST_LAYERS
+from minisandbox.store.usage import in_use, survey
 
 DATE = 1_600_000_000
 
@@ -54,6 +55,15 @@ class Place:
             self.pack(f"source-{n}", files | {"testbed/new": b"%d" % n * 9000}, "source")
             for n in range(count)
         ]
+
+    def chain(self, count: int) -> list[LayerRef]:
+        """Sources of which each differs so much from the one before that others can lie on it."""
+        files = {f"testbed/f{n}": b"%d\n" % n for n in range(200)}
+        made: list[LayerRef] = []
+        for step in range(count):
+            files |= {f"testbed/f{n}": b"%d in %d\n" % (n, step) for n in range(step, 200, 2)}
+            made.append(self.pack(f"chain-{step}", files, "source"))
+        return made
 
     def used(self, path: Path, seconds_ago: float) -> None:
         """Have the item last used so long ago."""
@@ -200,6 +210,46 @@ def test_a_reference_stays_as_long_as_a_source_lies_on_it(place: Place) -> None:
     assert names_of(collect(place.node, 1)) == [paths[1].name, paths[0].name]
 
 
+def test_what_a_chain_of_sources_lies_on_stays(place: Place) -> None:
+    refs = place.chain(4)
+    trees = [place.node.ensure_source(place.store, ref.digest, group="g") for ref in refs]
+    assert [len(tree) for tree in trees] == [1, 2, 3, 4]
+    assert [tree[:-1] for tree in trees[1:]] == [*trees[:-1]]
+    for ago, tree in zip((100, 200, 300, 900), trees, strict=True):
+        place.used(tree[-1].parent, ago)
+    with place.node.lease() as lease:
+        place.node.ensure_source(place.store, refs[2].digest, group="g", lease=lease)
+        assert names_of(collect(place.node, 1)) == [trees[3][-1].parent.name]
+        assert [in_use(place.node.base, tree[-1].parent.name) for tree in trees] == [
+            *(True, True, True, False)
+        ]
+    assert {item.below for item in survey(place.node.base, place.idmap).items} == {
+        *("", trees[0][-1].parent.name, trees[1][-1].parent.name)
+    }
+    place.used(trees[0][-1].parent, 900)
+    # Each was used with what lies on it, so all are as young, and the lowest goes last.
+    gone = [trees[number][-1].parent.name for number in (2, 1, 0)]
+    assert names_of(collect(place.node, 1)) == gone
+
+
+def test_sources_lie_on_one_another_up_to_a_depth(place: Place) -> None:
+    refs = place.chain(MOST_LAYERS + 4)
+    for ref in refs:
+        place.node.ensure_source(place.store, ref.digest, group="g")
+    depths = [len(place.node.source(ref.digest)) for ref in refs]
+    assert max(depths) == MOST_LAYERS
+    assert depths[:MOST_LAYERS] == [*range(1, MOST_LAYERS + 1)]
+    assert all(found.problem is None for found in verify_node(place.node, place.store))
+    (folder, *_) = place.node.source(refs[0].digest)
+    note = folder.parent / "below"
+    # Damage that makes a circle of them: none of it is there, and nobody runs in it.
+    above = place.node.source(refs[2].digest)[-1].parent.name
+    call_mapped(place.idmap, lambda: note.write_text(above) and None)
+    again = NodeStore(place.node.root, place.idmap)
+    assert len(again.ensure_source(place.store, refs[0].digest, group="g")) >= 1
+    assert not (again.source(refs[0].digest)[-1].parent / "below").exists()
+
+
 def test_byte_code_goes_with_its_layer_and_not_alone(place: Place) -> None:
     ref = place.layer(1)
     path = place.node.ensure(place.store, ref.digest)
@@ -318,6 +368,33 @@ def test_what_lies_on_a_damaged_reference_goes_with_it(place: Place) -> None:
         (*_, tree) = place.node.ensure_source(place.store, ref.digest, group="g")
         assert tree.is_dir()
     assert all(found.problem is None for found in verify_node(place.node, place.store))
+
+
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+def test_all_that_lies_on_a_damaged_source_goes_with_it(place: Place, damaged: int) -> None:
+    refs = place.chain(4)
+    trees = [place.node.ensure_source(place.store, ref.digest, group="g")[-1] for ref in refs]
+    damage(place, trees[damaged] / f"testbed/f{damaged}")
+    found = list(verify_node(place.node, place.store))
+    names = [tree.parent.name for tree in trees]
+    wrong = {item.name for item in found if item.problem is not None}
+    assert wrong == {*names[damaged:]}
+    assert [tree.exists() for tree in trees] == [number < damaged for number in range(4)]
+    for ref in refs:
+        place.node.ensure_source(place.store, ref.digest, group="g")
+    assert all(item.problem is None for item in verify_node(place.node, place.store))
+
+
+@pytest.mark.parametrize("removed", [0, 1, 2])
+def test_a_chain_of_which_somebody_removed_one_is_made_anew(place: Place, removed: int) -> None:
+    refs = place.chain(4)
+    trees = [place.node.ensure_source(place.store, ref.digest, group="g") for ref in refs]
+    remove_tree(trees[removed][-1].parent, place.idmap)
+    for node in (place.node, NodeStore(place.node.root, place.idmap)):
+        for ref in reversed(refs):
+            found = node.ensure_source(place.store, ref.digest, group="g")
+            assert all((tree / "testbed").is_dir() for tree in found)
+    assert all(item.problem is None for item in verify_node(place.node, place.store))
 
 
 def test_a_source_whose_reference_somebody_removed_is_made_anew(place: Place) -> None:

@@ -118,11 +118,13 @@ def _needs(folder: Path, items: Sequence[Item]) -> _Needs:
             kinds[name] = layer.kind
             instances[name].append(row.instance_id)
     names = [item.name for item in items]
+    below = {item.name: item for item in items}
     for item in items:
         for owner in owners_of(item, names):
             instances[item.name] += instances.get(owner, [])
-        if item.below:
-            instances[item.below] += instances.get(item.name, [])
+        own, lower = list(instances.get(item.name, [])), item
+        while lower := below.get(lower.below):
+            instances[lower.name] += own
     unique = {name: list(dict.fromkeys(ids)) for name, ids in instances.items()}
     return _Needs(kinds, unique)
 

@@ -22,7 +22,7 @@ from minisandbox import atomic, keys
 from minisandbox.archive.members import OPAQUE_MARKER, WHITEOUT_PREFIX, Kind, Member
 from minisandbox.errors import LayerDamaged, LayerMissing, UnsafeArchive
 from minisandbox.idmap import IdMap
-from minisandbox.store import gitobjects, listing, sources
+from minisandbox.store import gitobjects, likeness
 from minisandbox.store.collecting import move
 from minisandbox.store.faults import (
     StoreUnusable,
@@ -34,6 +34,15 @@ from minisandbox.store.faults import (
 from minisandbox.store.listing import Entry
 from minisandbox.store.objects import OBJECTS, Checkout, missing, object_at
 from minisandbox.store.packed import Store
+from minisandbox.store.references import (
+    CHANGES,
+    LISTING,
+    SKETCH,
+    Reference,
+    are_simple,
+    reference_of,
+    trees_of,
+)
 from minisandbox.store.streams import StoredLayer
 from minisandbox.store.usage import DAMAGED, FOLDERS, POOL, items_in
 from minisandbox.store.walking import walk
@@ -112,10 +121,17 @@ def _check(node: NodeStore, store: Store, kind: str, path: Path) -> Iterator[Nod
     more = f" (and {len(found.sentences) - 1} more)" if len(found.sentences) > 1 else ""
     moved = _move_away(node, path)
     yield NodeFinding(kind, path.name, found.sentences[0] + more, moved=moved)
-    for other in (node.base / FOLDERS["source"]).glob("[!.]*"):
-        if kind == "source" and sources.reference_of(other) == path.name:
-            reason = f"it lies on {path.name[:12]}, which is damaged"
-            yield NodeFinding(kind, other.name, reason, moved=_move_away(node, other))
+    if kind == "source":
+        yield from _move_away_above(node, path.name)
+
+
+def _move_away_above(node: NodeStore, name: str) -> Iterator[NodeFinding]:
+    """Move away all that lies on a source, at last the uppermost."""
+    for other in sorted((node.base / FOLDERS["source"]).glob("[!.]*")):
+        if reference_of(other) == name:
+            reason = f"it lies on {name[:12]}, which is damaged"
+            yield NodeFinding("source", other.name, reason, moved=_move_away(node, other))
+            yield from _move_away_above(node, other.name)
 
 
 def _move_away(node: NodeStore, path: Path) -> Path | None:
@@ -240,7 +256,7 @@ def _compare(layer: StoredLayer, trees: Sequence[Path], idmap: IdMap, kind: str)
     extra = {path: held for path, held in shown.items() if path not in expected}
     if kind == "source":
         _compare_objects(entries, trees, extra, found)
-        if len(trees) == 1 and not found.sentences:
+        if not found.sentences:
             _compare_books(trees[0].parent, listed, found)
     for path, held in extra.items():
         found.add(path, "is not in the layer", held)
@@ -364,14 +380,20 @@ def _is_object(data: bytes, name: bytes) -> bool:
 
 
 def _compare_books(source: Path, entries: Sequence[Entry], found: _Problems) -> None:
-    """Check what others of the group are told against."""
+    """Check what others are told against, if others can be told against this source."""
+    by_path = {entry.path: entry for entry in entries}
+    noted = (source / LISTING).exists() or (source / CHANGES).exists()
+    if not noted or not are_simple(by_path):
+        return
+    kept = Reference.read(source)
     try:
-        kept = listing.decode((source / sources.LISTING).read_bytes())
-        names = (source / sources.OBJECT_NAMES).read_bytes()
-    except (OSError, ValueError):
-        kept, names = [], b"?"
-    with Checkout([source / sources.TREE]) as checkout:
-        lacking = missing({entry.path for entry in entries}, checkout)
-    expected = b"".join(sorted(lacking.names)) if lacking else b""
-    if kept != list(entries) or names != expected:
-        found.add(sources.LISTING.encode(), "is not that of its files")
+        sketch = likeness.decode((source / SKETCH).read_bytes())
+    except FileNotFoundError:
+        sketch = ()
+    with Checkout(trees_of(source)[::-1]) as checkout:
+        lacking = missing(by_path.keys(), checkout)
+    made = lacking.names if lacking else frozenset[bytes]()
+    if kept is None or kept.entries != by_path or kept.made != made:
+        found.add(LISTING.encode(), "is not that of its files")
+    elif [*sketch] != [*likeness.sketch(entries)]:
+        found.add(SKETCH.encode(), "is not that of its files")

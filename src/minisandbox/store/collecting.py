@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 from minisandbox import atomic
 from minisandbox.idmap import remove_tree
 from minisandbox.sizes import LIMIT_VARIABLE, readable_size
-from minisandbox.store import sources
 from minisandbox.store.account import Account
 from minisandbox.store.faults import StoreUnusable, call_carrying, explained, reachable
+from minisandbox.store.nearest import References
 from minisandbox.store.locks import tried
+from minisandbox.store.references import MOST_LAYERS, reference_of
 from minisandbox.store.usage import (
     DAMAGED,
     FOLDERS,
@@ -194,19 +195,20 @@ class _Collector:
 
     def _is_reference(self, item: Item) -> bool:
         """Whether a source lies on it that is there now."""
-        if item.kind != "source" or item.below:
-            return False  # references are whole
+        if item.kind != "source":
+            return False
         folder = self._base / FOLDERS["source"]
         there = {name for name in os.listdir(folder) if not name.startswith(".")}
-        # To read of all others what they lie on, for each whole one, takes minutes for thousands.
+        # To read of all others what they lie on, for each one, takes minutes for thousands.
         return not there.isdisjoint(self._lying[item.name]) or any(
-            sources.reference_of(folder / name) == item.name for name in there - self._surveyed
+            reference_of(folder / name) == item.name for name in there - self._surveyed
         )
 
     def _sweep(self) -> int:
         """Remove what nobody uses any more; returns the bytes of the pool in it."""
         base, idmap = self._base, self._node.idmap
         self._node.remove_abandoned()
+        References(base).forget_removed()
         for path in (base / TRASH).glob("*"):
             remove_tree(path, idmap)
         for path in (base / DAMAGED).glob("*"):
@@ -217,18 +219,27 @@ class _Collector:
 
 
 def _oldest_first(items: Sequence[Item]) -> list[Item]:
-    """In the order of removal. A source's reference comes after all that lie on it, byte-code
-    before what it is of.
+    """In the order of removal. A source comes after all that lie on it, byte-code before what it is
+    of.
     """
     used = {item.name: item.last_use for item in items}
+    below = {item.name: item.below for item in items if item.kind == "source"}
     names = [item.name for item in items if item.kind != "derived"]
+    height = dict.fromkeys(below, 1)  # above layers, as byte-code is not
     for item in items:
-        for name in (item.below, *owners_of(item, names)):
-            if name:
-                used[name] = max(used.get(name, 0.0), item.last_use)
-    below = {item.below for item in items}
-    order = {"derived": 0, "layer": 1, "source": 1}
-    return sorted(items, key=lambda i: (used[i.name], order[i.kind] + (i.name in below), i.name))
+        lower = item.name
+        for number in range(2, MOST_LAYERS + 2):
+            lower = below.get(lower, "")
+            if not lower:
+                break
+            used[lower] = max(used.get(lower, 0.0), item.last_use)
+            height[lower] = max(height.get(lower, 0), number)
+        for name in owners_of(item, names):
+            used[name] = max(used.get(name, 0.0), item.last_use)
+    order = {"derived": 0, "layer": 1}
+    return sorted(
+        items, key=lambda i: (used[i.name], order.get(i.kind, height.get(i.name, 1)), i.name)
+    )
 
 
 def move(node: NodeStore, path: Path, folder: str) -> Path:

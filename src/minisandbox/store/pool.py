@@ -12,8 +12,7 @@ made to anything less.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from minisandbox.archive.members import Member
@@ -33,20 +32,44 @@ def kind_of_file(file: Entry) -> str:
     return f"{file.content}-{file.mode & 0o1777:o}-{file.mtime // _SECOND}" if plain else ""
 
 
+class Slots:
+    """Gives files of each kind the first slots that are free in a tree; ``used`` are those of files
+    that it shows already.
+    """
+
+    def __init__(self, used: Mapping[str, Collection[int]] | None = None) -> None:
+        self._used = used or {}
+        self._next: dict[str, int] = {}
+
+    def take(self, kind: str) -> int:
+        """The slot of the next file of a kind."""
+        slot = self.after(kind, 0)
+        self._next[kind] = slot + 1
+        return slot
+
+    def after(self, kind: str, others: int) -> int:
+        """The slot of a file that comes after some others of its kind."""
+        used, slot = self._used.get(kind, ()), self._next.get(kind, 0)
+        while slot in used or others:
+            others -= slot not in used
+            slot += 1
+        return slot
+
+
 class Pool:
     """A directory of files that layers link to; makes the files of one layer.
 
     ``digest`` tells the SHA-256 of the content that is being added: before it is read where that is
-    known by then, else an empty text, and once it was read. ``taken`` says how many slots of each
-    kind a layer below has taken.
+    known by then, else an empty text, and once it was read. ``slots`` are those that a layer below
+    leaves free.
     """
 
     def __init__(
-        self, directory: Path, digest: Callable[[], str], taken: Mapping[str, int] | None = None
+        self, directory: Path, digest: Callable[[], str], slots: Slots | None = None
     ) -> None:
         self._links = Links(directory)
         self._digest = digest
-        self._taken = Counter(taken or {})
+        self._slots = slots or Slots()
         self._made: list[tuple[Parts, str]] = []
 
     def add(
@@ -73,7 +96,7 @@ class Pool:
 
     def has(self, kind: str, ahead: int) -> bool:
         """Whether a file of this kind would be a link if ``ahead`` others of it came first."""
-        return bool(kind) and self._links.has(_name(kind, self._taken[kind] + ahead))
+        return bool(kind) and self._links.has(_name(kind, self._slots.after(kind, ahead)))
 
     def share(self, root: Path) -> None:
         """Let others link to what was made in the layer at ``root``, which is on disk by now."""
@@ -86,11 +109,7 @@ class Pool:
 
     def _slot(self, member: Member) -> str:
         kind = kind_of_file(Entry.of(member)._replace(content=self._digest()))
-        if not kind:
-            return ""
-        number = self._taken[kind]
-        self._taken[kind] += 1
-        return _name(kind, number)
+        return _name(kind, self._slots.take(kind)) if kind else ""
 
     def _replace(self, name: str, target: bytes, parent: int) -> bool:
         """Put a link to ``name`` in the place of an equal file, if the pool has it."""

@@ -7,9 +7,9 @@ what is made are those of the node store.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Collection, Generator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from minisandbox import atomic, keys
@@ -18,15 +18,30 @@ from minisandbox.idmap import IdMap
 from minisandbox.store import sources
 from minisandbox.store.directories import pool_at, sync_file_system
 from minisandbox.store.faults import call_carrying, reachable
+from minisandbox.store.nearest import References
 from minisandbox.store.leases import Lease
-from minisandbox.store.listing import Entry
 from minisandbox.store.objects import Checkout, Writer, missing
 from minisandbox.store.pool import Pool
-from minisandbox.store.sources import Difference, Pools, Reference
-from minisandbox.store.streams import LayerOfPack, StoredLayer
+from minisandbox.store.references import Reference, trees_of
+from minisandbox.store.sources import Pools
+from minisandbox.store.streams import StoredLayer
 
 #: What shares the files and the objects of a source once they are on disk.
 _Made = tuple[Pool, Writer | None]
+
+#: A source that differs from its reference in about as many files, or fewer, is none itself: what
+#: is like it is like that one too.
+_FEW = 64
+#: A source that is told against a reference counts as such a part of what it is unpacked.
+_DIFFERENCE = 8
+
+
+@dataclass(frozen=True)
+class _Nearest:
+    """The reference that a source is most like, and whether it is not very like it."""
+
+    reference: Reference
+    far: bool
 
 
 class SourceUnpacker:
@@ -35,10 +50,10 @@ class SourceUnpacker:
     def __init__(self, base: Path, idmap: IdMap) -> None:
         self._base = base
         self._idmap = idmap
-        self._reference: Reference | None = None
+        self._known = References(base)
 
     def __reduce__(self) -> tuple[type[SourceUnpacker], tuple[Path, IdMap]]:
-        return (SourceUnpacker, (self._base, self._idmap))  # the reference is read again
+        return (SourceUnpacker, (self._base, self._idmap))  # references are read again
 
     def path(self, digest: str) -> Path:
         """Where the unpacked source is or would be; raises ``ValueError`` for what is no digest."""
@@ -47,46 +62,50 @@ class SourceUnpacker:
     def directories(self, digest: str) -> tuple[Path, ...]:
         """The directories of an unpacked source, bottom first; empty if it is not there."""
         path = self.path(digest)
-        if not path.is_dir():
-            return ()
-        trees = (path / sources.TREE,)
-        below = sources.reference_of(path)
-        return (path.with_name(below) / sources.TREE, *trees) if below else trees
+        return trees_of(path) if path.is_dir() else ()
 
-    def lies(self, directories: Sequence[Path]) -> bool:
-        """Whether what a source lies on, at last itself, is there and whole: somebody may have
-        removed it by hand, and one that was made again may itself lie on another.
+    def written(self, layer: StoredLayer, size: int) -> int:
+        """About how many bytes are written for a source of a group, which is of ``size`` bytes."""
+        like = bool(self._known.names()) and self._known.share(layer.entries()) > 0
+        return size // _DIFFERENCE if like else size
+
+    def unpack(
+        self, layer: StoredLayer, work: Path, *, group: str, lease: Lease, until: ExitStack
+    ) -> None:
+        """Make the source at ``work``, which does not exist, and sync and share it. ``until`` is
+        closed when it bears its name.
         """
-        return not directories or _is_reference(directories[0].parent)
-
-    def has_reference(self, group: str) -> bool:
-        """Whether sources of this group are told against one that was unpacked before."""
-        return self._group(group).exists()
-
-    def unpack(self, layer: StoredLayer, work: Path, *, group: str, lease: Lease) -> None:
-        """Make the source at ``work``, which does not exist, and sync and share it."""
         if not group:
             self._unpack_whole(layer, work)
             return
-        # The lease is the caller's: the reference stays until this source lies on it by name.
-        reference = self._reference_of(group, lease)
-        if reference is None:
-            with atomic.locked(self._base / "locks" / f"group-{group}.lock"):
-                reference = self._reference_of(group, lease)
-                if reference is None:
-                    self._unpack_whole(layer, work)
-                    # It bears its name as soon as this process renames it; until then, and if it
-                    # never does, the next of the group becomes the reference.
-                    atomic.write_text(self._group(group), keys.hex_of(layer.digest))
-                    return
-        self._unpack_difference(layer, work, reference)
+        # The lease is the caller's: a reference stays until this source lies on it by name.
+        known = self._known.names()
+        nearest = self._nearest(layer, lease)
+        if nearest is None or nearest.far:
+            # Of those that come at once one is made first, for the others to lie on.
+            with ExitStack() as alone:
+                alone.enter_context(atomic.locked(self._base / "locks" / f"group-{group}.lock"))
+                if self._known.names() != known:
+                    nearest = self._nearest(layer, lease)
+                if nearest is None or nearest.far:
+                    alone.push(functools.partial(self._note, keys.hex_of(layer.digest)))
+                    until.push(alone.pop_all())
+        if nearest is None:
+            self._unpack_whole(layer, work)
+        else:
+            self._unpack_difference(layer, work, nearest)
+
+    def _note(self, name: str, failure: type[BaseException] | None, *_: object) -> None:
+        if failure is None:
+            with suppress(OSError):  # a full disk: then others lie on another
+                self._known.add(name)
 
     def objects_of(self, layer: StoredLayer) -> Callable[[Path], None] | None:
         """What makes a layer of the git objects that an unpacked source left out; None where it
         left none out.
         """
         trees = tuple(reversed(self.directories(layer.digest)))
-        entries = _entries(layer)
+        entries = layer.entries()
         paths = frozenset(entry.path for entry in entries)
         with _said_of(layer), Checkout(trees) as checkout:
             lacking = missing(paths, checkout)
@@ -112,16 +131,20 @@ class SourceUnpacker:
     def _unpack_whole(self, layer: StoredLayer, work: Path) -> None:
         self._make(layer, work, lambda _: functools.partial(sources.unpack_whole, layer.tar()))
 
-    def _unpack_difference(self, layer: StoredLayer, work: Path, reference: Reference) -> None:
+    def _unpack_difference(self, layer: StoredLayer, work: Path, nearest: _Nearest) -> None:
         try:
-            found = _difference(layer, reference)
+            found = sources.compare(
+                layer.entries(), nearest.reference, functools.partial(_fetch, layer)
+            )
         except sources.TooDifferent:
             self._unpack_whole(layer, work)
             return
 
         def maker(parent: Path) -> Callable[..., _Made]:
-            below = replace(reference, path=parent / reference.path.name)
-            return functools.partial(sources.unpack_difference, found, below)
+            del parent
+            return functools.partial(
+                sources.unpack_difference, found, nearest.reference, referred=nearest.far
+            )
 
         self._make(layer, work, maker)
 
@@ -149,27 +172,16 @@ class SourceUnpacker:
         ):
             call_carrying(self._idmap, functools.partial(make, parent, Pools(files, objects)))
 
-    def _reference_of(self, group: str, lease: Lease) -> Reference | None:
-        try:
-            name = sources.name_in(self._group(group))
-        except FileNotFoundError:
+    def _nearest(self, layer: StoredLayer, lease: Lease) -> _Nearest | None:
+        """What the source is to be told against; it stays until ``lease`` is closed."""
+        if not self._known.names():
+            return None  # before the layer is read
+        found = self._known.nearest(layer.entries(), lease)
+        if found is None:
             return None
-        if name is None:  # damaged: the next of the group becomes the reference
-            return None
-        lease.add(name)
-        path = self._base / "sources" / name
-        kept = self._reference
-        if kept is None or kept.path != path or not _is_reference(path):
-            kept = self._reference = Reference.read(path)
-        return kept
-
-    def _group(self, group: str) -> Path:
-        return self._base / "groups" / group
-
-
-def _is_reference(path: Path) -> bool:
-    """Whether the source at ``path`` is there, and whole."""
-    return (path / sources.LISTING).is_file()
+        reference, share = found
+        changed = len(layer.entries()) * (1 - share) / (1 + share)
+        return _Nearest(reference, far=changed > _FEW)
 
 
 def _share(made: _Made, work: Path) -> None:
@@ -181,24 +193,11 @@ def _share(made: _Made, work: Path) -> None:
         writer.share()
 
 
-def _entries(layer: StoredLayer) -> Sequence[Entry]:
-    """The members of a layer, as cheaply as they are to be had."""
-    return layer.entries() if isinstance(layer, LayerOfPack) else layer.listed()
-
-
-def _difference(layer: StoredLayer, reference: Reference) -> Difference:
-    """What a layer has that ``reference`` has not, as cheaply as it is to be had."""
-    if not isinstance(layer, LayerOfPack):
-        with layer.tar() as stream:
-            return sources.difference(stream, reference, str(layer.path))
-
-    def fetch(wanted: Collection[str]) -> Mapping[str, bytes]:
-        pieces: dict[str, list[bytes]] = {}
-        for name, piece in layer.contents(wanted):
-            pieces.setdefault(name, []).append(piece)
-        return {name: b"".join(parts) for name, parts in pieces.items()}
-
-    return sources.compare(layer.entries(), reference, fetch)
+def _fetch(layer: StoredLayer, wanted: Collection[str]) -> Mapping[str, bytes]:
+    pieces: dict[str, list[bytes]] = {}
+    for name, piece in layer.contents(wanted):
+        pieces.setdefault(name, []).append(piece)
+    return {name: b"".join(parts) for name, parts in pieces.items()}
 
 
 @contextmanager

@@ -1,19 +1,15 @@
-"""Source layers on a node: one whole tree for many alike, and of each other what differs.
+"""Source layers on a node: whole trees, and of those that are like another what differs.
 
-Checkouts of one project are nearly equal. The first of a group is unpacked whole and becomes the
-*reference* of the others; of those only the difference is made: a layer to lie above the reference,
-with links to the pool for what others have as well and whiteouts for what is gone. Git's objects
-are made here too (see ``gitobjects``), exactly those of the checkout, never those of its reference.
-
-A source is a directory: ``tree``, and either ``listing`` and ``objects`` (of a reference) or
-``below``, the name of its reference.
+Checkouts of one project are nearly equal. The first is unpacked whole; of another only the
+difference from its *reference*, the one there that it is most like, is made: a layer to lie above
+it, with links to the pool for what others have as well and whiteouts for what is gone. Git's
+objects are made here too (see ``gitobjects``), exactly those of the checkout, never those of its
+reference.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,18 +18,25 @@ from pathlib import Path
 from typing import BinaryIO
 
 from minisandbox import archive
-from minisandbox.archive.members import WHITEOUT_PREFIX, Kind, Member
-from minisandbox.archive.reading import Malformed, Reader
-from minisandbox.errors import UnsafeArchive
+from minisandbox.archive.members import Kind, Member
+from minisandbox.archive.reading import Reader
 from minisandbox.idmap import IdMap
-from minisandbox.store import gitobjects, listing
+from minisandbox.store import gitobjects, likeness, listing
 from minisandbox.store.listing import Entry, Recording
 from minisandbox.store.objects import OBJECTS, Checkout, Missing, Writer, missing, object_at
 from minisandbox.store.pool import Pool, kind_of_file
-
-TREE, LISTING, OBJECT_NAMES, BELOW = "tree", "listing", "objects", "below"
-
-_NAME = re.compile(rb"[0-9a-f]{64}")
+from minisandbox.store.references import (
+    BELOW,
+    CHANGES,
+    LISTING,
+    OBJECT_NAMES,
+    SKETCH,
+    TREE,
+    Reference,
+    are_simple,
+    changes,
+    whiteout,
+)
 
 #: A source that differs from its reference in more of its files than this is unpacked whole.
 _MOST = 0.5
@@ -47,64 +50,6 @@ class Pools:
 
     files: Path
     objects: Path
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A source that others are told against: its directory, and what is in it. ``made`` are the
-    git objects that its layer left out, ``objects`` all that it shows.
-    """
-
-    path: Path
-    entries: Mapping[bytes, Entry]
-    made: frozenset[bytes]
-    objects: frozenset[bytes]
-
-    @classmethod
-    def read(cls, path: Path) -> Reference | None:
-        """The reference at ``path``, or None if it is none, or one that this version cannot read:
-        then another takes its place.
-        """
-        try:
-            entries = listing.decode((path / LISTING).read_bytes())
-            names = (path / OBJECT_NAMES).read_bytes()
-        except (FileNotFoundError, ValueError):
-            return None
-        by_path = {entry.path: entry for entry in entries}
-        if len(by_path) != len(entries) or not _are_simple(by_path):
-            return None  # it could show what no listing tells of
-        made = frozenset(names[at : at + 20] for at in range(0, len(names), 20))
-        listed = {name for path in by_path if (name := object_at(path)) is not None}
-        return cls(path, by_path, made, made | listed)
-
-    def taken(self, others: Iterable[Entry]) -> Mapping[str, int]:
-        """How many files it holds of each kind that is among ``others``."""
-        contents = {entry.content for entry in others} - {""}
-        return Counter(
-            kind_of_file(entry) for entry in self.entries.values() if entry.content in contents
-        )
-
-
-def reference_of(source: Path) -> str:
-    """The name of the reference that the source at ``source`` lies on, or nothing; of one whose
-    note of it is damaged, a name that nothing has.
-
-    Raises ``OSError``: a source that is taken for whole while it is not would lose its reference.
-    """
-    try:
-        return name_in(source / BELOW) or "unknown"
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
-
-
-def name_in(note: Path) -> str | None:
-    """The name of a source that a file notes, None where it holds something else."""
-    text = note.read_bytes()
-    return text.decode("ascii") if _NAME.fullmatch(text) else None
-
-
-#: No names of files.
-_SPECIAL = frozenset({b"", b".", b".."})
 
 
 class TooDifferent(Exception):
@@ -151,9 +96,18 @@ def unpack_whole(
         if lacking is not None:
             writer = Writer(tree, pools.objects, idmap, _date(recording.entries))
             writer.write(lacking.names, lambda name: lacking.content(name, checkout), frozenset())
-    (work / OBJECT_NAMES).write_bytes(b"".join(sorted(lacking.names)) if lacking else b"")
-    (work / LISTING).write_bytes(listing.encode(recording.entries))
+    made = lacking.names if lacking else frozenset[bytes]()
+    _note(work, LISTING, listing.encode(recording.entries), made, recording.entries)
     return pool, writer
+
+
+def _note(
+    work: Path, told: str, data: bytes, objects: Iterable[bytes], entries: Iterable[Entry]
+) -> None:
+    """Write what others are told against."""
+    (work / told).write_bytes(data)
+    (work / OBJECT_NAMES).write_bytes(b"".join(sorted(objects)))
+    (work / SKETCH).write_bytes(likeness.encode(likeness.sketch(entries)))
 
 
 def unpack_difference(
@@ -164,20 +118,26 @@ def unpack_difference(
     pools: Pools,
     idmap: IdMap,
     archive_name: str,
+    referred: bool,
 ) -> tuple[Pool, Writer | None]:
-    """Like ``unpack_whole``, of what differs from ``reference``."""
+    """Like ``unpack_whole``, of what differs from ``reference``, which lies beside ``work``; others
+    can be told against it if it is ``referred`` to.
+    """
     tree = _start(work)
     members = _Made(found.made, found.fetch)
-    pool = Pool(pools.files, members.last, reference.taken(found.made))
+    pool = Pool(pools.files, members.last, reference.free(found.made, found.entries))
     members.prepare(pool)
     archive.lay_out(members, tree, idmap=idmap, archive=archive_name, files=pool)
-    with Checkout([tree, reference.path / TREE]) as checkout:
+    with Checkout([tree, *reference.trees(work.parent)]) as checkout:
         lacking = missing(_paths(found.entries), checkout)
         writer = None
         if lacking is not None or reference.objects:
             writer = Writer(tree, pools.objects, idmap, _date(found.entries))
             _write_objects(writer, lacking, reference, found.entries, checkout)
     (work / BELOW).write_text(reference.path.name, encoding="ascii")
+    if referred:
+        made = (lacking.names if lacking else frozenset[bytes]()) ^ reference.made
+        _note(work, CHANGES, changes(found.entries, reference), made, found.entries)
     return pool, writer
 
 
@@ -230,42 +190,6 @@ def unpack_objects(
             writer.write(lacking.names, lambda name: lacking.content(name, checkout), frozenset())
 
 
-def difference(stream: BinaryIO, reference: Reference, archive_name: str) -> Difference:
-    """What the tar ``stream``, read to its end, holds that ``reference`` does not.
-
-    Raises ``TooDifferent``, and ``UnsafeArchive`` where it is no archive.
-    """
-    reader = Reader(stream)
-    entries: list[Entry] = []
-    contents: dict[str, bytes] = {}
-    held = 0
-    # Of more members, more than ``_MOST`` cannot be those of the reference.
-    most = len(reference.entries) / (1 - _MOST)
-    try:
-        for member in reader:
-            if len(entries) > most:
-                raise TooDifferent
-            entry = Entry.of(member)
-            if member.kind is Kind.FILE:
-                digest = hashlib.sha256()
-                chunks: list[bytes] = []
-                for chunk in reader.content():
-                    digest.update(chunk)
-                    chunks.append(chunk)
-                    if len(chunks) > _MOST_BYTES >> 20:
-                        raise TooDifferent
-                entry = entry._replace(content=digest.hexdigest())
-                if reference.entries.get(entry.path) != entry and entry.content not in contents:
-                    contents[entry.content] = b"".join(chunks)
-                    held += member.size
-                    if held > _MOST_BYTES:
-                        raise TooDifferent
-            entries.append(entry)
-    except Malformed as error:
-        raise UnsafeArchive(archive_name, os.fsdecode(error.member), error.reason) from None
-    return compare(entries, reference, lambda _: contents)
-
-
 def compare(entries: Sequence[Entry], reference: Reference, fetch: Fetch) -> Difference:
     """The difference of a listing from ``reference``; raises ``TooDifferent``. ``fetch`` is asked
     for what the pool lacks.
@@ -288,32 +212,15 @@ def compare(entries: Sequence[Entry], reference: Reference, fetch: Fetch) -> Dif
         while (path := path.rpartition(b"/")[0]) and path not in needed:
             needed.add(path)
     made = [by_path[path] for path in needed if path in by_path]
-    made += [_whiteout(path, entries[0]) for path in gone]
+    made += [whiteout(path, entries[0].mtime) for path in gone]
     made.sort(key=lambda entry: entry.path)
     return Difference(made, entries, fetch)
-
-
-def _are_simple(
-    by_path: Mapping[bytes, Entry], above: Collection[bytes] = frozenset[bytes]()
-) -> bool:
-    """Whether entries are as our own archives of checkouts have them: paths spelled in one way, in
-    directories that are listed here or ``above``, no whiteouts, no links between files.
-    """
-    folders = {path for path, entry in by_path.items() if entry.type is Kind.DIRECTORY}
-    folders |= {b"", *above}
-    for path, entry in by_path.items():
-        parent, _, name = path.rpartition(b"/")
-        if parent not in folders or name in _SPECIAL or name.startswith(WHITEOUT_PREFIX):
-            return False
-        if entry.type is Kind.HARD_LINK:
-            return False
-    return True
 
 
 def _stay_simple(
     by_path: Mapping[bytes, Entry], changed: Collection[bytes], reference: Reference
 ) -> bool:
-    """``_are_simple``, where the entries of ``reference`` are, and only those at ``changed`` differ
+    """``are_simple``, where the entries of ``reference`` are, and only those at ``changed`` differ
     from it.
     """
     folders = {path for path, entry in reference.entries.items() if entry.type is Kind.DIRECTORY}
@@ -321,7 +228,7 @@ def _stay_simple(
     lost = folders - stay
     if lost and any(path.rpartition(b"/")[0] in lost for path in by_path.keys() - changed):
         return False
-    return _are_simple({path: by_path[path] for path in changed}, stay)
+    return are_simple({path: by_path[path] for path in changed}, stay)
 
 
 def _gone(by_path: Mapping[bytes, Entry], reference: Reference) -> list[bytes]:
@@ -343,12 +250,6 @@ def _gone(by_path: Mapping[bytes, Entry], reference: Reference) -> list[bytes]:
 def _is_fan(path: bytes) -> bool:
     """Whether it is one of the 256 directories of git's objects."""
     return path.rpartition(b"/")[0] == OBJECTS.encode() and len(path) == len(OBJECTS) + 3
-
-
-def _whiteout(path: bytes, like: Entry) -> Entry:
-    parent, slash, name = path.rpartition(b"/")
-    marker = parent + slash + WHITEOUT_PREFIX + name
-    return Entry(marker, Kind.FILE, 0, 0, 0, like.mtime, b"", 0, "", {})
 
 
 class _Made:

@@ -113,6 +113,16 @@ class StoredLayer(Closing):
             raise
         reading.finish()
 
+    @abstractmethod
+    def entries(self) -> Sequence[Entry]:
+        """Its members, as cheaply as they are to be had; raises what ``listed`` does."""
+
+    @abstractmethod
+    def contents(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
+        """Those of its files' contents that are ``wanted`` (SHA-256 in hex), each in one or more
+        pieces one after the other; raises what ``listed`` does.
+        """
+
     def listed(self) -> Sequence[Entry]:
         """Its members, with the digests of contents but for those of whiteouts, as who unpacks it
         lists them; all of it is read and checked.
@@ -144,9 +154,29 @@ class LooseLayer(StoredLayer):
     def __init__(self, digest: str, path: Path, file: BinaryIO) -> None:
         super().__init__(digest, path)
         self._file = file
+        self._entries: Sequence[Entry] | None = None
 
     def close(self) -> None:
         self._file.close()
+
+    def entries(self) -> Sequence[Entry]:
+        if self._entries is None:
+            self._entries = self.listed()
+        return self._entries
+
+    def contents(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
+        places = {entry.content: entry.path for entry in self.entries() if entry.content in wanted}
+        contents = {path: content for content, path in places.items()}
+        if not contents:
+            return
+        with self.tar() as stream:
+            reader = Reader(stream)
+            try:
+                for member in reader:
+                    if member.kind is Kind.FILE and member.path in contents:
+                        yield contents[member.path], b"".join(reader.content())
+            except Malformed as error:  # the file is another one by now
+                raise LayerDamaged(self.digest, self.path, error.reason) from None
 
     def unchecked(self, copy: Copy | None = None) -> io.RawIOBase:
         self._file.seek(0)
@@ -160,6 +190,7 @@ class LayerOfPack(StoredLayer):
         super().__init__(digest, pack.path)
         self._layer = pack.index.layers[bytes.fromhex(keys.hex_of(digest))]
         self._reader = reader
+        self._entries: Sequence[Entry] | None = None
 
     def close(self) -> None:
         self._reader.close()
@@ -172,8 +203,10 @@ class LayerOfPack(StoredLayer):
         """Its members, at no reading of their contents; raises ``LayerDamaged`` and
         ``StoreUnusable``.
         """
-        with self._said():
-            return self._reader.entries(self._layer)
+        if self._entries is None:
+            with self._said():
+                self._entries = self._reader.entries(self._layer)
+        return self._entries
 
     def contents(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
         """See ``Store.contents``."""

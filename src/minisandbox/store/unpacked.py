@@ -26,12 +26,10 @@ from minisandbox.store.listing import Recording
 from minisandbox.store.locks import open_lock, tried
 from minisandbox.store.packed import Store
 from minisandbox.store.pool import Pool
+from minisandbox.store.references import lie
 from minisandbox.store.scratch import scratch_directory
 from minisandbox.store.source_unpacking import SourceUnpacker
 from minisandbox.store.streams import StoredLayer
-
-#: A source that is told against a reference counts as such a part of what it is unpacked.
-_DIFFERENCE = 8
 
 
 def default_node_root() -> Path:
@@ -104,7 +102,7 @@ class NodeStore:
         target = self.path(digest)
         unpack = functools.partial(self._unpack_layer, pool=pool)
         with self._held(lease) as held:
-            return self._ensure(_Wanted(store, digest, size), target, unpack, held)
+            return self._ensure(_Wanted(store, digest, lambda _: size), target, unpack, held)
 
     def ensure_source(
         self,
@@ -117,26 +115,34 @@ class NodeStore:
     ) -> tuple[Path, ...]:
         """Like ``ensure`` of a source layer: its directories, bottom first.
 
-        Of the sources of one ``group`` the first is unpacked whole, of others what differs from it;
-        without a group each is whole. Git's objects that the layer left out are made.
+        Where sources were unpacked that it is like, it is told against one of them, and lies on it;
+        of those of one ``group`` that come at once, one is made first. Without a group it is whole.
+        Git's objects that the layer left out are made.
         """
         target = self._sources.path(digest)
         with self._held(lease) as held:
             with explained("unpack a layer into the node store", self.base):
                 held.add(target.name)
             found = self.source(digest)
-            if not self._sources.lies(found):
+            if found and not lie(found):
                 self._set_aside(digest, target)
                 found = ()
             while not found:  # what was made just now may have been found damaged, and moved
-                unpack = functools.partial(self._sources.unpack, group=group, lease=held)
-                if group and self._sources.has_reference(group):
-                    size //= _DIFFERENCE
-                self._ensure(_Wanted(store, digest, size), target, unpack, held)
+                with ExitStack() as until:
+                    unpack = functools.partial(
+                        self._sources.unpack, group=group, lease=held, until=until
+                    )
+                    wanted = _Wanted(store, digest, lambda _: size)
+                    if group:
+                        written = functools.partial(self._sources.written, size=size)
+                        wanted = _Wanted(store, digest, written)
+                    self._ensure(wanted, target, unpack, held)
                 found = self.source(digest)
             with explained("use the node store", self.base):
-                # Until now it stayed because a source lies on it that is held: see ``collecting``.
-                held.add(found[0].parent.name)
+                # Until now they stayed because a source lies on them that is held: see
+                # ``collecting``.
+                for tree in found[:-1]:
+                    held.add(tree.parent.name)
             return found
 
     def objects(self, store: Store, digest: str, *, lease: Lease | None = None) -> Path | None:
@@ -155,7 +161,8 @@ class NodeStore:
         with explained("use the node store", self.base):
             self.prepare()
             with atomic.locked(self._lock(path.name)):
-                if not self._sources.lies(self.source(digest)):
+                found = self.source(digest)
+                if found and not lie(found):
                     collecting.move(self, path, "damaged")
 
     def _ensure(self, wanted: _Wanted, target: Path, unpack: _Unpack, lease: Lease) -> Path:
@@ -215,7 +222,6 @@ class NodeStore:
         """Remove what killed processes were making."""
         for name in ("layers", "sources", "derived", "sums"):
             self._remove_abandoned(self.base / name, "")
-        self._remove_abandoned(self.base / "groups", "", lock="group-")
 
     @contextmanager
     def _held(self, lease: Lease | None) -> Generator[Lease]:
@@ -238,9 +244,9 @@ class NodeStore:
         name = keys.hex_of(wanted.digest)
         self._remove_abandoned(work.parent, name)
         with wanted.store.stored(wanted.digest) as layer:
-            limit = size_limit()
-            self._make_room(limit, name, wanted.size)
-            with granted(self.root / "budget", io_budget(self.root), wanted.size):
+            limit, size = size_limit(), wanted.written(layer)
+            self._make_room(limit, name, size)
+            with granted(self.root / "budget", io_budget(self.root), size):
                 try:
                     unpack(layer, work)
                     if limit:
@@ -293,9 +299,8 @@ class NodeStore:
             shared = stack.enter_context(reachable(pools)) if pools else None
             call_carrying(self.idmap, functools.partial(unpack, parent, shared))
 
-    def _remove_abandoned(self, parent: Path, held: str, *, lock: str = "") -> None:
-        """Remove what killed processes left: what was to become something whose lock, called like
-        it but for a ``lock`` in front, nobody holds.
+    def _remove_abandoned(self, parent: Path, held: str) -> None:
+        """Remove what killed processes left: what was to become something whose lock nobody holds.
 
         ``held`` is the digest whose lock this process has, so every work directory of it is
         abandoned.
@@ -305,7 +310,7 @@ class NodeStore:
             if held.startswith(prefix):
                 remove_tree(path, self.idmap)
                 continue
-            with self._tried_all(lock + prefix) as free:
+            with self._tried_all(prefix) as free:
                 if free:
                     remove_tree(path, self.idmap)
 
@@ -319,11 +324,11 @@ class NodeStore:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A layer that is asked for, and how many bytes it is thought to be unpacked."""
+    """A layer that is asked for, and how many bytes are thought to be written for it."""
 
     store: Store
     digest: str
-    size: int
+    written: Callable[[StoredLayer], int]
 
 
 #: Makes a layer: the stored one, and the directory to make.

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Literal
 
 from minisandbox.idmap import IdMap
-from minisandbox.store import sources
 from minisandbox.store.faults import call_carrying, reachable
 from minisandbox.store.locks import try_flock
+from minisandbox.store.references import reference_of
 from minisandbox.store.walking import walk
 
 Kind = Literal["layer", "source", "derived"]
@@ -155,7 +155,7 @@ def survey(base: Path, idmap: IdMap) -> Survey:
     wasted = _wasted(base)
     trees = _measure_all(base, [*(path for _, path in found), *wasted, base / POOL], idmap)
     items = [
-        Item(kind, path.name, path, sources.reference_of(path), last_use(base, path), tree)
+        Item(kind, path.name, path, reference_of(path), last_use(base, path), tree)
         for (kind, path), tree in zip(found, trees, strict=False)
     ]
     pool = trees.pop()

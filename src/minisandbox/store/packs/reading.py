@@ -177,6 +177,7 @@ class PackReader(Closing):
             raise
         self._frames: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._held = 0
+        self._named: tuple[Layer, dict[int, tuple[int, str]]] | None = None
 
     def _open_other(self, catalogue: Catalogue, name: str) -> OpenPack | PackDamaged:
         try:
@@ -210,9 +211,15 @@ class PackReader(Closing):
     def entries(self, layer: Layer) -> list[Entry]:
         """The members of a layer, as others see them."""
         skeleton = self.skeleton(layer)
-        numbers = {*skeleton.contents} - {NO_CONTENT}
         with self._headers_said():
-            return skeleton.entries(self.pack.sizes_and_names(numbers))
+            return skeleton.entries(self._sizes_and_names(layer, skeleton))
+
+    def _sizes_and_names(self, layer: Layer, skeleton: Skeleton) -> dict[int, tuple[int, str]]:
+        """Those of the contents of a layer; kept, for whoever lists it also wants some of them."""
+        if self._named is None or self._named[0] != layer:
+            numbers = {*skeleton.contents} - {NO_CONTENT}
+            self._named = layer, self.pack.sizes_and_names(numbers)
+        return self._named[1]
 
     def tar(self, layer: Layer) -> Iterator[bytes]:
         """The tar of a layer in parts."""
@@ -263,7 +270,7 @@ class PackReader(Closing):
         skeleton = self.skeleton(layer)
         if EMPTY in wanted and skeleton.has_empty_file():
             yield EMPTY, b""
-        names = self.pack.sizes_and_names({*skeleton.contents} - {NO_CONTENT})
+        names = self._sizes_and_names(layer, skeleton)
         # By digest: a directory that has one content twice must not give it twice.
         numbers = {sha256: number for number, (_, sha256) in names.items() if sha256 in wanted}
         places: list[tuple[int, int, int, int, str]] = []
