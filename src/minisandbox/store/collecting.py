@@ -20,8 +20,8 @@ from minisandbox.idmap import remove_tree
 from minisandbox.sizes import LIMIT_VARIABLE, readable_size
 from minisandbox.store.account import Account
 from minisandbox.store.faults import StoreUnusable, call_carrying, explained, reachable
-from minisandbox.store.nearest import References
 from minisandbox.store.locks import tried
+from minisandbox.store.nearest import References
 from minisandbox.store.references import MOST_LAYERS, reference_of
 from minisandbox.store.usage import (
     DAMAGED,

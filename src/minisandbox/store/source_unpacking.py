@@ -18,8 +18,8 @@ from minisandbox.idmap import IdMap
 from minisandbox.store import sources
 from minisandbox.store.directories import pool_at, sync_file_system
 from minisandbox.store.faults import call_carrying, reachable
-from minisandbox.store.nearest import References
 from minisandbox.store.leases import Lease
+from minisandbox.store.nearest import References
 from minisandbox.store.objects import Checkout, Writer, missing
 from minisandbox.store.pool import Pool
 from minisandbox.store.references import Reference, trees_of
