@@ -147,12 +147,13 @@ def _applied(own: Iterable[Entry], below: Reference | None) -> Mapping[bytes, En
     return entries
 
 
-def changes(entries: Sequence[Entry], below: Reference) -> bytes:
+def changes(entries: Mapping[bytes, Entry], below: Reference) -> bytes:
     """What ``CHANGES`` holds of a source with ``entries``, which lies on ``below``."""
-    told = [entry for entry in entries if below.entries.get(entry.path) != entry]
-    told.sort(key=lambda entry: entry.path)  # as they were made, for the order gives the slots
-    gone = below.entries.keys() - {entry.path for entry in entries}
-    return listing.encode([*told, *(whiteout(path, 0) for path in sorted(gone))])
+    told = {path: entry for path, entry in entries.items() if below.entries.get(path) != entry}
+    gone = below.entries.keys() - entries.keys()
+    # As they were made: the order gives the slots of files.
+    members = [told[path] for path in sorted(told)]
+    return listing.encode([*members, *(whiteout(path, 0) for path in sorted(gone))])
 
 
 def whiteout(path: bytes, mtime: int) -> Entry:

@@ -63,11 +63,11 @@ Fetch = Callable[[Collection[str]], Mapping[str, bytes]]
 @dataclass(frozen=True)
 class Difference:
     """What has to lie above a reference: ``made`` in order, of all the ``entries`` that the layer
-    has, and how to get at contents.
+    has by their paths, and how to get at contents.
     """
 
     made: Sequence[Entry]
-    entries: Sequence[Entry]
+    entries: Mapping[bytes, Entry]
     fetch: Fetch
 
 
@@ -125,19 +125,19 @@ def unpack_difference(
     """
     tree = _start(work)
     members = _Made(found.made, found.fetch)
-    pool = Pool(pools.files, members.last, reference.free(found.made, found.entries))
+    pool = Pool(pools.files, members.last, reference.free(found.made, found.entries.values()))
     members.prepare(pool)
     archive.lay_out(members, tree, idmap=idmap, archive=archive_name, files=pool)
     with Checkout([tree, *reference.trees(work.parent)]) as checkout:
-        lacking = missing(_paths(found.entries), checkout)
+        lacking = missing(found.entries.keys(), checkout)
         writer = None
         if lacking is not None or reference.objects:
-            writer = Writer(tree, pools.objects, idmap, _date(found.entries))
-            _write_objects(writer, lacking, reference, found.entries, checkout)
+            writer = Writer(tree, pools.objects, idmap, _date(found.entries.values()))
+            _write_objects(writer, lacking, reference, found.entries.keys(), checkout)
     (work / BELOW).write_text(reference.path.name, encoding="ascii")
     if referred:
         made = (lacking.names if lacking else frozenset[bytes]()) ^ reference.made
-        _note(work, CHANGES, changes(found.entries, reference), made, found.entries)
+        _note(work, CHANGES, changes(found.entries, reference), made, found.entries.values())
     return pool, writer
 
 
@@ -152,11 +152,10 @@ def _write_objects(
     writer: Writer,
     lacking: Missing | None,
     reference: Reference,
-    entries: Collection[Entry],
+    paths: Collection[bytes],
     checkout: Checkout,
 ) -> None:
     names: frozenset[bytes] = frozenset() if lacking is None else lacking.names
-    paths = _paths(entries)
     gone = [
         name
         for name in reference.objects - names
@@ -214,7 +213,7 @@ def compare(entries: Sequence[Entry], reference: Reference, fetch: Fetch) -> Dif
     made = [by_path[path] for path in needed if path in by_path]
     made += [whiteout(path, entries[0].mtime) for path in gone]
     made.sort(key=lambda entry: entry.path)
-    return Difference(made, entries, fetch)
+    return Difference(made, by_path, fetch)
 
 
 def _stay_simple(
@@ -288,9 +287,9 @@ class _Made:
         return self._digest
 
 
-def _paths(entries: Collection[Entry]) -> frozenset[bytes]:
+def _paths(entries: Iterable[Entry]) -> frozenset[bytes]:
     return frozenset(entry.path for entry in entries)
 
 
-def _date(entries: Sequence[Entry]) -> int:
-    return entries[0].mtime // 1_000_000_000 if entries else 0
+def _date(entries: Iterable[Entry]) -> int:
+    return next((entry.mtime // 1_000_000_000 for entry in entries), 0)

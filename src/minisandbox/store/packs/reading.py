@@ -177,6 +177,7 @@ class PackReader(Closing):
             raise
         self._frames: OrderedDict[tuple[int, int], bytes] = OrderedDict()
         self._held = 0
+        self._listed: tuple[Layer, Skeleton] | None = None
         self._named: tuple[Layer, dict[int, tuple[int, str]]] | None = None
 
     def _open_other(self, catalogue: Catalogue, name: str) -> OpenPack | PackDamaged:
@@ -189,7 +190,12 @@ class PackReader(Closing):
         self._stack.close()
 
     def skeleton(self, layer: Layer) -> Skeleton:
-        """The members of a layer."""
+        """The members of a layer; those of the last one are kept."""
+        if self._listed is None or self._listed[0] != layer:
+            self._listed = layer, self._skeleton(layer)
+        return self._listed[1]
+
+    def _skeleton(self, layer: Layer) -> Skeleton:
         data = self._frame(0, layer.frame)[layer.offset : layer.offset + layer.length]
         if hashlib.sha256(data).digest() != layer.skeleton:
             raise self.pack.damaged(
