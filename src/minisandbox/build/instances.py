@@ -23,6 +23,7 @@ from minisandbox.build.checkouts.checkout import (
 from minisandbox.build.checkouts.lending import lent_history
 from minisandbox.build.checkouts.rows import complete, release_row
 from minisandbox.build.checkouts.scm_versions import pretended_versions
+from minisandbox.build.checkouts.slimming import slim
 from minisandbox.build.checkouts.submodules import mirrored, submodules_at
 from minisandbox.build.index import locks
 from minisandbox.build.index.egress import IndexAccess
@@ -232,6 +233,8 @@ def _build_bug(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
             timeout=batch.plan.timeout,
         )
         seconds = clock.seconds
+        if recipe.rebuild:
+            slim(shop)
         hidden = patched_paths(planted.test_patch)
         if both := sorted({*patched_paths(instance.bug)} & {*hidden}):
             raise StageFailed(
@@ -316,6 +319,7 @@ def _build(batch: _Batch, instance: InstancePlan) -> InstanceRecord:
                     timeout=batch.plan.timeout,
                     hint="see 'install' in the recipe",
                 )
+                slim(shop)
         served = shop.network_use().files
         wheels = [(file, shop.index_file(file)) for file in served]
         env = pretended_versions(shop, served=served, installed=environment.packages)

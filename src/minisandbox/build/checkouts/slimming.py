@@ -1,0 +1,22 @@
+"""Leaves out what an install compiled and nothing reads again: most bytes of such an instance."""
+
+from __future__ import annotations
+
+from minisandbox.build.checkouts.checkout import script
+from minisandbox.build.workshop import Workshop
+
+
+def slim(shop: Workshop) -> None:
+    """Remove objects of distutils from the checkout, and debugging information from libraries.
+
+    Raises ``StageFailed``.
+    """
+    shop.run(
+        ["/bin/bash", "-s"],
+        stdin=script("slim.sh"),
+        failure="install",
+        what="leaving out what the install compiled on its way",
+        purpose="slim",
+        timeout=600,
+        quiet=True,
+    )
