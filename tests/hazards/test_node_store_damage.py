@@ -225,7 +225,7 @@ def test_what_thousands_lie_on_is_looked_up_once(two: Two, monkeypatch: pytest.M
     for number in range(60):
         (folder / f"{number:064x}/tree").mkdir(parents=True)
         if number % 2:
-            (folder / f"{number:064x}/below").write_text(f"{number - 1:064x}")
+            (folder / f"{number:064x}/below").write_text(f"{number - 1:064x} {0:016x}")
     looked: list[str] = []
     reference_of, surveyed = references.reference_of, collecting.survey
 
@@ -236,7 +236,7 @@ def test_what_thousands_lie_on_is_looked_up_once(two: Two, monkeypatch: pytest.M
     def late(*words: Any) -> Survey:
         found = surveyed(*words)
         (folder / f"{99:064x}/tree").mkdir(parents=True)
-        (folder / f"{99:064x}/below").write_text(f"{20:064x}")
+        (folder / f"{99:064x}/below").write_text(f"{20:064x} {0:016x}")
         return found
 
     for module in (collecting, usage):

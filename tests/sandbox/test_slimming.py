@@ -92,6 +92,27 @@ def test_what_was_compiled_on_the_way_is_left_out(shop: Workshop) -> None:
     assert int(said(shop, SECTIONS.format("tracked.so"))) > 2
 
 
+def test_what_others_than_setuptools_look_at_again_stays(shop: Workshop) -> None:
+    said(shop, COMPILE)
+    kept = """
+        cd build/temp.linux-x86_64-3.9
+        mkdir -p cmake/CMakeFiles/answer.dir lib ninja/sub
+        touch cmake/CMakeCache.txt ninja/build.ninja
+        cp pkg/answer.o cmake/CMakeFiles/answer.dir/; cp pkg/answer.o ninja/sub/
+        cp pkg/answer.o lib/member.o; ar rcs lib/libanswer.a lib/member.o
+        cp ../lib/answer.so ../../payload.so; echo payload >> ../../payload.so
+        printf '\\177ELF and no more' > ../../broken.so
+    """
+    said(shop, kept)
+    before = said(shop, "sha256sum payload.so broken.so")
+    slim(shop)
+    found = said(shop, "cd build/temp.*; find . -name '*.o' | sort").splitlines()
+    objects = ["cmake/CMakeFiles/answer.dir/answer.o", "lib/member.o", "ninja/sub/answer.o"]
+    assert found == [f"./{path}" for path in [*objects, "tracked.o"]]
+    assert said(shop, "sha256sum payload.so broken.so") == before
+    assert said(shop, "find . -name '*.slim'") == ""
+
+
 def test_a_second_time_nothing_is_written(shop: Workshop) -> None:
     said(shop, COMPILE)
     slim(shop)

@@ -1,4 +1,4 @@
-"""Checkouts on a node: told against the first of their group, with git's objects made there."""
+"""Checkouts on a node: told against one that they are like, with git's objects made there."""
 
 from __future__ import annotations
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import random
 import subprocess
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -23,7 +24,7 @@ from minisandbox.store import NodeStore, Store, StoreUnusable, derived_name
 from minisandbox.store.account import Account
 from minisandbox.store.checking import verify_node
 from minisandbox.store.collecting import Collected, collect
-from minisandbox.store.references import MOST_LAYERS
+from minisandbox.store.references import MOST_LAYERS, lies
 from minisandbox.store.usage import in_use, survey
 
 DATE = 1_600_000_000
@@ -56,12 +57,20 @@ class Place:
             for n in range(count)
         ]
 
+    def files(self, layer: LayerRef) -> dict[str, bytes]:
+        """What is in a layer."""
+        with self.store.open(layer.digest) as stream:
+            content = io.BytesIO(stream.read())
+        with tarfile.open(fileobj=content) as tar:
+            found = {item.name: tar.extractfile(item) for item in tar if item.isfile()}
+            return {name: file.read() for name, file in found.items() if file is not None}
+
     def chain(self, count: int) -> list[LayerRef]:
         """Sources of which each differs so much from the one before that others can lie on it."""
-        files = {f"testbed/f{n}": b"%d\n" % n for n in range(200)}
+        files = {f"testbed/f{n}": b"%d\n" % n for n in range(300)}
         made: list[LayerRef] = []
         for step in range(count):
-            files |= {f"testbed/f{n}": b"%d in %d\n" % (n, step) for n in range(step, 200, 2)}
+            files |= {f"testbed/f{n}": b"%d in %d\n" % (n, step) for n in range(step, 300, 3)}
             made.append(self.pack(f"chain-{step}", files, "source"))
         return made
 
@@ -237,17 +246,116 @@ def test_sources_lie_on_one_another_up_to_a_depth(place: Place) -> None:
     for ref in refs:
         place.node.ensure_source(place.store, ref.digest, group="g")
     depths = [len(place.node.source(ref.digest)) for ref in refs]
-    assert max(depths) == MOST_LAYERS
-    assert depths[:MOST_LAYERS] == [*range(1, MOST_LAYERS + 1)]
+    # One more is left for those that differ from the last of them in little.
+    assert max(depths) == MOST_LAYERS - 1
+    assert depths[: MOST_LAYERS - 1] == [*range(1, MOST_LAYERS)]
+    tree = place.root / "trees" / f"chain-{MOST_LAYERS + 3}"
+    noted = {*(place.node.base / "references").iterdir()}
+    for number in range(3):
+        (tree / "testbed/f1").write_bytes(b"a bug, number %d\n" % number)
+        bug = place.store.add("source", tree, date=DATE, idmap=place.idmap)
+        found = place.node.ensure_source(place.store, bug.digest, group="g")
+        assert found[:-1] == place.node.source(refs[-1].digest)
+    assert {*(place.node.base / "references").iterdir()} == noted
     assert all(found.problem is None for found in verify_node(place.node, place.store))
-    (folder, *_) = place.node.source(refs[0].digest)
-    note = folder.parent / "below"
-    # Damage that makes a circle of them: none of it is there, and nobody runs in it.
-    above = place.node.source(refs[2].digest)[-1].parent.name
-    call_mapped(place.idmap, lambda: note.write_text(above) and None)
+
+
+def test_notes_that_make_a_circle_are_of_no_source(place: Place) -> None:
+    refs = place.chain(3)
+    for ref in refs:
+        place.node.ensure_source(place.store, ref.digest, group="g")
+    (lowest, *_, highest) = place.node.source(refs[2].digest)
+    mark = (highest.parent / "sketch").read_bytes()[:8].hex()
+    note = lowest.parent / "below"
+    call_mapped(place.idmap, lambda: note.write_text(f"{highest.parent.name} {mark}") and None)
     again = NodeStore(place.node.root, place.idmap)
-    assert len(again.ensure_source(place.store, refs[0].digest, group="g")) >= 1
-    assert not (again.source(refs[0].digest)[-1].parent / "below").exists()
+    for ref in refs:
+        found = again.ensure_source(place.store, ref.digest, group="g")
+        assert lies(found[-1].parent)
+    assert all(found.problem is None for found in verify_node(again, place.store))
+
+
+def test_a_source_of_which_little_is_alike_is_whole_and_others_lie_on_it(place: Place) -> None:
+    """Not what has the same contents under other names, or with other dates."""
+    first = {f"testbed/pkg/f{n}": b"%d\n" % n for n in range(100)}
+    moved = {f"testbed/src/pkg/f{n}": b"%d\n" % n for n in range(100)}
+    layers = [place.pack("first", first, "source")]
+    layers += [place.pack(f"s{n}", moved | {"testbed/n": b"%d" % n}, "source") for n in range(3)]
+    found = [place.node.ensure_source(place.store, item.digest, group="g") for item in layers]
+    assert [len(trees) for trees in found] == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("process", ["the same", "another"])
+@pytest.mark.parametrize("lost", ["tree", "below", "changes", "sketch", "everything"])
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_whatever_is_lost_of_a_chain_nothing_wrong_is_shown(
+    place: Place, level: int, lost: str, process: str
+) -> None:
+    refs = place.chain(4)
+    trees = [place.node.ensure_source(place.store, ref.digest, group="g")[-1] for ref in refs]
+    folder = trees[level].parent
+    gone = folder if lost == "everything" else folder / lost
+    if gone.is_dir():
+        remove_tree(gone, place.idmap)
+    elif gone.exists():
+        call_mapped(place.idmap, gone.unlink)
+    node = place.node if process == "the same" else NodeStore(place.node.root, place.idmap)
+    for ref in reversed([*refs, *place.chain(5)[4:]]):
+        found = node.ensure_source(place.store, ref.digest, group="g")
+        call_mapped(place.idmap, partial(check_shown, found, place.files(ref)))
+    if lost == "changes":  # none of them needs it, but others could not be told against them
+        found = {item.problem for item in verify_node(node, place.store)}
+        assert (found != {None}) == (level > 0)
+    assert all(item.problem is None for item in verify_node(node, place.store))
+
+
+def test_of_sources_that_come_at_once_one_is_made_first(place: Place) -> None:
+    """Whatever their environment: what one makes, those that come later lie on."""
+    for group, layers in (("g", place.sources(4)), ("h", place.chain(2))):
+        ready = multiprocessing.Barrier(len(layers))
+
+        def ensure(layer: LayerRef, group: str, ready: Any) -> None:
+            node = NodeStore(place.node.root, place.idmap)
+            ready.wait()
+            node.ensure_source(place.store, layer.digest, group=group)
+
+        context = multiprocessing.get_context("fork")
+        started = [context.Process(target=ensure, args=(item, group, ready)) for item in layers]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join()
+        assert [process.exitcode for process in started] == [0] * len(layers)
+        depths = sorted(len(place.node.source(layer.digest)) for layer in layers)
+        assert depths == [1] + [2] * (len(layers) - 1)
+    assert all(item.problem is None for item in verify_node(place.node, place.store))
+
+
+def test_what_was_not_chosen_is_not_held(place: Place) -> None:
+    far = place.chain(3)
+    for ref in far:
+        place.node.ensure_source(place.store, ref.digest, group="g")
+    lowest, *_, highest = (tree.parent.name for tree in place.node.source(far[-1].digest))
+    alone = {f"testbed/f{n}": b"%d\n" % n for n in range(300)} | {"testbed/f0": b"alone\n"}
+    near = place.pack("near", alone, "source")
+    with place.node.lease() as lease:
+        found = place.node.ensure_source(place.store, near.digest, group="g", lease=lease)
+        assert [tree.parent.name for tree in found[:-1]] == [lowest]
+        assert in_use(place.node.base, lowest)
+        assert not in_use(place.node.base, highest)
+
+
+def check_shown(trees: Sequence[Path], files: Mapping[str, bytes]) -> None:
+    """An overlay of ``trees`` would show these files, each as a file of its own."""
+    shown: dict[str, Path] = {}
+    for tree in trees:
+        for path in tree.rglob("*"):
+            if path.is_char_device():
+                shown.pop(str(path.relative_to(tree)), None)
+            elif path.is_file():
+                shown[str(path.relative_to(tree))] = path
+    assert {name: path.read_bytes() for name, path in shown.items()} == files
+    assert len({path.stat().st_ino for path in shown.values()}) == len(files)
 
 
 def test_byte_code_goes_with_its_layer_and_not_alone(place: Place) -> None:

@@ -106,6 +106,7 @@ def _needs(folder: Path, items: Sequence[Item]) -> _Needs:
     """Empty where there is no manifest: a node store serves any number of caches."""
     from minisandbox.runtime import open_cache
     from minisandbox.runtime.cache import MANIFEST_NAME
+    from minisandbox.store.references import MOST_LAYERS
     from minisandbox.store.usage import owners_of
 
     kinds: dict[str, str] = {}
@@ -122,9 +123,11 @@ def _needs(folder: Path, items: Sequence[Item]) -> _Needs:
     for item in items:
         for owner in owners_of(item, names):
             instances[item.name] += instances.get(owner, [])
-        own, lower = list(instances.get(item.name, [])), item
-        while lower := below.get(lower.below):
-            instances[lower.name] += own
+        own, lower = list(instances.get(item.name, [])), below.get(item.below)
+        for _ in range(MOST_LAYERS):
+            if lower is not None:
+                instances[lower.name] += own
+                lower = below.get(lower.below)
     unique = {name: list(dict.fromkeys(ids)) for name, ids in instances.items()}
     return _Needs(kinds, unique)
 

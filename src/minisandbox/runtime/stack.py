@@ -132,7 +132,7 @@ def git_objects(
 
 
 def _group(layers: Sequence[LayerRef]) -> str:
-    """Which sources are alike: those of one environment are of one project, at one time."""
+    """Which sources wait for each other: those of one environment are of one project."""
     return next((keys.hex_of(item.digest) for item in layers if item.kind == "environment"), "")
 
 

@@ -80,7 +80,11 @@ class Link:
         with ours:
             with theirs:
                 try:
-                    wire.send(self.control, "ping", fds=[theirs.fileno()])
+                    wire.send(
+                        self.control, "ping", fds=[theirs.fileno()], flags=socket.MSG_DONTWAIT
+                    )
+                except BlockingIOError:
+                    return True  # something outside has stopped it a while ago
                 except OSError:
                     return False
             ours.settimeout(_ANSWERS)

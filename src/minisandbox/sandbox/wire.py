@@ -30,13 +30,15 @@ def channel(fd: int) -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, fileno=fd)
 
 
-def send(sock: socket.socket, kind: str, *fields: str, fds: Sequence[int] = ()) -> None:
+def send(
+    sock: socket.socket, kind: str, *fields: str, fds: Sequence[int] = (), flags: int = 0
+) -> None:
     """Send one packet; raises ``OSError`` (``BrokenPipeError``) when the other side is gone."""
     data = "\0".join((kind, *fields)).encode("utf-8", "surrogateescape")
     rights = (
         [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())] if fds else []
     )
-    sock.sendmsg([data[:_MAX_PACKET]], rights, socket.MSG_NOSIGNAL)
+    sock.sendmsg([data[:_MAX_PACKET]], rights, socket.MSG_NOSIGNAL | flags)
 
 
 def receive(sock: socket.socket, flags: int = 0) -> tuple[list[str], list[int]]:

@@ -11,6 +11,7 @@ import hashlib
 import os
 import stat
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,11 +36,10 @@ from minisandbox.store.listing import Entry
 from minisandbox.store.objects import OBJECTS, Checkout, missing, object_at
 from minisandbox.store.packed import Store
 from minisandbox.store.references import (
-    CHANGES,
     LISTING,
     SKETCH,
     Reference,
-    are_simple,
+    lies,
     reference_of,
     trees_of,
 )
@@ -126,12 +126,17 @@ def _check(node: NodeStore, store: Store, kind: str, path: Path) -> Iterator[Nod
 
 
 def _move_away_above(node: NodeStore, name: str) -> Iterator[NodeFinding]:
-    """Move away all that lies on a source, at last the uppermost."""
+    """Move away all that lies on a source."""
+    above: defaultdict[str, list[Path]] = defaultdict(list)
     for other in sorted((node.base / FOLDERS["source"]).glob("[!.]*")):
-        if reference_of(other) == name:
-            reason = f"it lies on {name[:12]}, which is damaged"
+        above[reference_of(other)].append(other)
+    damaged = [name]
+    while damaged:
+        lower = damaged.pop()
+        for other in above.pop(lower, ()):
+            reason = f"it lies on {lower[:12]}, which is damaged"
             yield NodeFinding("source", other.name, reason, moved=_move_away(node, other))
-            yield from _move_away_above(node, other.name)
+            damaged.append(other.name)
 
 
 def _move_away(node: NodeStore, path: Path) -> Path | None:
@@ -153,7 +158,7 @@ def _problems(node: NodeStore, store: Store, kind: str, path: Path) -> _Problems
         return _compare_digest(node, path)
     digest = f"sha256:{path.name}"
     trees = node.source(digest)[::-1] if kind == "source" else (path,)
-    if not all(tree.is_dir() for tree in trees):
+    if not (lies(path) if kind == "source" else path.is_dir()):
         found = _Problems()
         found.add(os.fsencode(path.name), "lies on a source that is not there")
         return found
@@ -382,18 +387,17 @@ def _is_object(data: bytes, name: bytes) -> bool:
 def _compare_books(source: Path, entries: Sequence[Entry], found: _Problems) -> None:
     """Check what others are told against, if others can be told against this source."""
     by_path = {entry.path: entry for entry in entries}
-    noted = (source / LISTING).exists() or (source / CHANGES).exists()
-    if not noted or not are_simple(by_path):
-        return
-    kept = Reference.read(source)
     try:
-        sketch = likeness.decode((source / SKETCH).read_bytes())
+        digests = likeness.decode((source / SKETCH).read_bytes()).digests
     except FileNotFoundError:
-        sketch = ()
+        return  # nothing is told against it
+    except (OSError, ValueError):
+        digests = ()
+    kept = Reference.read(source)
     with Checkout(trees_of(source)[::-1]) as checkout:
         lacking = missing(by_path.keys(), checkout)
     made = lacking.names if lacking else frozenset[bytes]()
-    if kept is None or kept.entries != by_path or kept.made != made:
-        found.add(LISTING.encode(), "is not that of its files")
-    elif [*sketch] != [*likeness.sketch(entries)]:
+    if [*digests] != [*likeness.digests(entries)]:
         found.add(SKETCH.encode(), "is not that of its files")
+    elif kept is None or kept.entries != by_path or kept.made != made:
+        found.add(LISTING.encode(), "is not that of its files")

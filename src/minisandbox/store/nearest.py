@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,11 +13,13 @@ from minisandbox.store.directories import make_passable
 from minisandbox.store.leases import Lease
 from minisandbox.store.likeness import Sketch
 from minisandbox.store.listing import Entry
-from minisandbox.store.references import MOST_LAYERS, SKETCH, Reference
+from minisandbox.store.references import SKETCH, Reference
 
-#: A source that has less than this share of its contents in common with every other one has none to
+#: A source that has less than this share of its files in common with every other one has none to
 #: lie on.
 _LEAST = 0.3
+#: Nor can it lie on one with so many times its members, which somebody would have to read.
+_LARGER = 2
 #: References that a process keeps in memory, each some megabytes.
 _KEPT = 8
 
@@ -29,6 +31,7 @@ class References:
     """
 
     def __init__(self, base: Path) -> None:
+        self._uses = base / "uses"
         self._sources = base / "sources"
         self._notes = base / "references"
         self._sketches: dict[str, Sketch] = {}
@@ -47,46 +50,57 @@ class References:
         (self._notes / name).touch()
 
     def forget_removed(self) -> None:
-        """Remove the notes of what is not there any more; raises ``OSError``."""
+        """Remove the notes of what is not there any more."""
         for name in self.names():
             if not (self._sources / name).exists():
-                (self._notes / name).unlink(missing_ok=True)
+                self._forget(name)
 
-    def nearest(self, entries: Sequence[Entry], lease: Lease) -> tuple[Reference, float] | None:
-        """The reference that a source is most like, and how much (see ``likeness``); None where it
-        is like none. It stays until ``lease`` is closed. Raises ``OSError``.
+    def like(self, entries: Sequence[Entry]) -> Iterator[tuple[str, Sketch, float]]:
+        """The names of the references that a source is like, with their sketches and how much of
+        its files (see ``likeness``), the one that it is most like first.
         """
-        for share, name in self._by_likeness(likeness.sketch(entries)):
-            lease.add(name)
+        names, digests = self.names(), likeness.digests(entries)
+        for name in self._sketches.keys() - names:
+            del self._sketches[name]
+        found: list[tuple[float, str, Sketch]] = []
+        for name in names:
+            sketch = self._sketch(name)
+            if sketch is None or sketch.files > _LARGER * len(entries):
+                continue
+            share = likeness.likeness(digests, sketch.digests)
+            if share >= _LEAST:
+                found.append((share, name, sketch))
+        for share, name, sketch in sorted(found, key=lambda one: one[:2], reverse=True):
+            yield name, sketch, share
+
+    def read(self, name: str, lease: Lease) -> Reference | None:
+        """A reference, which stays until ``lease`` is closed; None if it is none any more."""
+        with Lease(self._uses) as trial:
+            trial.add(name)
             reference = self._reference(name)
             if reference is None:
-                self._sketches.pop(name, None)  # it may be gone
-            elif reference.layers < MOST_LAYERS:
-                return reference, share
-        return None
+                self._sketches.pop(name, None)  # it may be gone, or another making of it there
+            else:
+                lease.add(name)
+        return reference
 
-    def share(self, entries: Sequence[Entry]) -> float:
-        """How much of a source the reference has that it is most like; 0 where it is like none."""
-        return max((share for share, _ in self._by_likeness(likeness.sketch(entries))), default=0.0)
-
-    def _by_likeness(self, sketch: Sketch) -> Iterable[tuple[float, str]]:
-        found: list[tuple[float, str]] = []
-        for name in self.names():
-            other = self._sketch(name)
-            share = 0.0 if other is None else likeness.likeness(sketch, other)
-            if share >= _LEAST:
-                found.append((share, name))
-        return sorted(found, reverse=True)
+    def _forget(self, name: str) -> None:
+        with suppress(OSError):  # who may not write here leaves it
+            os.unlink(self._notes / name)
 
     def _sketch(self, name: str) -> Sketch | None:
         if name not in self._sketches:
             try:
                 data = (self._sources / name / SKETCH).read_bytes()
             except (FileNotFoundError, NotADirectoryError):
-                with suppress(OSError):  # it was removed; who may not write here leaves the note
-                    os.unlink(self._notes / name)
+                self._forget(name)
                 return None
-            self._sketches[name] = likeness.decode(data)
+            except OSError:
+                return None
+            try:
+                self._sketches[name] = likeness.decode(data)
+            except ValueError:
+                return None
         return self._sketches[name]
 
     def _reference(self, name: str) -> Reference | None:

@@ -43,17 +43,17 @@ class Slots:
 
     def take(self, kind: str) -> int:
         """The slot of the next file of a kind."""
-        slot = self.after(kind, 0)
+        used, slot = self._used.get(kind, ()), self._next.get(kind, 0)
+        while slot in used:
+            slot += 1
         self._next[kind] = slot + 1
         return slot
 
-    def after(self, kind: str, others: int) -> int:
-        """The slot of a file that comes after some others of its kind."""
-        used, slot = self._used.get(kind, ()), self._next.get(kind, 0)
-        while slot in used or others:
-            others -= slot not in used
-            slot += 1
-        return slot
+    def copy(self) -> Slots:
+        """One that gives the same slots from now on."""
+        copy = Slots(self._used)
+        copy._next = dict(self._next)
+        return copy
 
 
 class Pool:
@@ -94,9 +94,12 @@ class Pool:
         if name:
             self._made.append((parts, name))
 
-    def has(self, kind: str, ahead: int) -> bool:
-        """Whether a file of this kind would be a link if ``ahead`` others of it came first."""
-        return bool(kind) and self._links.has(_name(kind, self._slots.after(kind, ahead)))
+    def foresight(self) -> Callable[[str], bool]:
+        """Tells of the next files, by their kinds and one after the other, whether they would be
+        links.
+        """
+        slots = self._slots.copy()
+        return lambda kind: bool(kind) and self._links.has(_name(kind, slots.take(kind)))
 
     def share(self, root: Path) -> None:
         """Let others link to what was made in the layer at ``root``, which is on disk by now."""

@@ -1,9 +1,10 @@
 """Sources that others of a node are told against: what is kept of them, and what lies on what.
 
 A source is a directory: ``tree``, and for those that are told against it ``listing``, ``objects``
-and ``sketch``. What lies on another source has ``below``, the name of that source, and in the place
-of ``listing``, if others are told against it in turn, ``changes``: what it has more, and whiteouts
-for what it lacks; its ``objects`` are those that only one of the two made.
+and ``sketch``. What lies on another source has ``below``, the name of that source and the mark of
+its making, and in the place of ``listing``, if others are told against it in turn, ``changes``:
+what it has more, and whiteouts for what it lacks; its ``objects`` are those that only one of the
+two made.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from minisandbox.archive.members import WHITEOUT_PREFIX, Kind
-from minisandbox.store import listing
+from minisandbox.store import likeness, listing
 from minisandbox.store.listing import Entry
-from minisandbox.store.objects import object_at
+from minisandbox.store.objects import OBJECTS, object_at
 from minisandbox.store.pool import Slots, kind_of_file
 
 TREE, LISTING, CHANGES, OBJECT_NAMES, BELOW = "tree", "listing", "changes", "objects", "below"
@@ -25,9 +27,10 @@ SKETCH = "sketch"
 #: Sources that may lie on one another: overlayfs looks a new directory up in each of them.
 MOST_LAYERS = 8
 
-_NAME = re.compile(rb"[0-9a-f]{64}")
+_NOTE = re.compile(rb"([0-9a-f]{64}) ([0-9a-f]{16})")
 #: The name of what cannot be there.
 _UNKNOWN = "unknown"
+_HEX = frozenset(b"0123456789abcdef")
 #: No names of files.
 _SPECIAL = frozenset({b"", b".", b".."})
 
@@ -38,7 +41,8 @@ class Reference:
 
     ``entries`` are all that it shows, ``slots`` those of their files in the pool by path, but for
     the first ones. ``made`` are the git objects that its layer left out, ``objects`` all that it
-    shows. ``mark`` tells it from one that was made again in its place.
+    shows. ``mark`` tells it from one that was made again in its place, whose files may have other
+    slots.
     """
 
     path: Path
@@ -47,7 +51,7 @@ class Reference:
     slots: Mapping[bytes, int]
     made: frozenset[bytes]
     objects: frozenset[bytes]
-    mark: tuple[int, int]
+    mark: bytes
 
     @classmethod
     def read(
@@ -56,24 +60,22 @@ class Reference:
         """The reference at ``path``, or None if it is none, or one that this version cannot read:
         then another takes its place. ``find`` gives what it lies on, or reads that.
         """
-        if len(_way(path)) > MOST_LAYERS:
+        if not lies(path):
             return None
-        below, name = None, reference_of(path)
-        if name:
-            below = (find or cls.read)(path.with_name(name))
-            if below is None or below.layers >= MOST_LAYERS:
-                return None
         try:
-            told = path / (CHANGES if below else LISTING)
-            own = listing.decode(told.read_bytes())
+            note = _note_in(path)
+            below = (find or cls.read)(path.with_name(note.name)) if note else None
+            if note and (below is None or below.mark != note.mark or below.layers >= MOST_LAYERS):
+                return None
+            own = listing.decode((path / (CHANGES if below else LISTING)).read_bytes())
             names = (path / OBJECT_NAMES).read_bytes()
-            mark = mark_of(told)
-        except (FileNotFoundError, NotADirectoryError, ValueError):
+            mark = _mark_of(path)
+        except (OSError, ValueError):
             return None
         entries = _applied(own, below)
         if not below and (len(entries) != len(own) or not are_simple(entries)):
             return None  # it could show what no listing tells of
-        if len(names) % 20:
+        if len(names) % 20 or mark is None:
             return None
         changed = {names[at : at + 20] for at in range(0, len(names), 20)}
         made = (below.made if below else frozenset[bytes]()) ^ changed
@@ -93,12 +95,15 @@ class Reference:
 
     def is_there(self) -> bool:
         """Whether it is on disk as it was when it was read, with all that it lies on."""
-        told = self.path / (CHANGES if self.below else LISTING)
+        below = self.below
         try:
-            same = mark_of(told) == self.mark
-        except (FileNotFoundError, NotADirectoryError):
+            same = _mark_of(self.path) == self.mark and (self.path / TREE).is_dir()
+            lies_on = (below.path.name, below.mark) if below else None
+            if not same or _note_in(self.path) != lies_on:
+                return False
+        except (OSError, ValueError):
             return False
-        return same and (self.below is None or self.below.is_there())
+        return below is None or below.is_there()
 
     def free(self, changed: Iterable[Entry], entries: Iterable[Entry]) -> Slots:
         """The slots for the files that are ``changed`` of a source with ``entries`` above it: in no
@@ -126,12 +131,6 @@ def _slots(
         if kind and (slot := free.take(kind)):
             slots[entry.path] = slot
     return slots
-
-
-def mark_of(told: Path) -> tuple[int, int]:
-    """What tells a file from another in its place; raises ``OSError``."""
-    status = told.stat()
-    return status.st_ino, status.st_mtime_ns
 
 
 def _applied(own: Iterable[Entry], below: Reference | None) -> Mapping[bytes, Entry]:
@@ -171,48 +170,76 @@ def _hidden_by(entry: Entry) -> bytes | None:
     return parent + slash + name.removeprefix(WHITEOUT_PREFIX)
 
 
-def reference_of(source: Path) -> str:
-    """The name of the reference that the source at ``source`` lies on, or nothing; of one whose
-    note of it is damaged, a name that nothing has.
+class _Note(NamedTuple):
+    """What a source lies on: its name, and which making of it."""
 
-    Raises ``OSError``: a source that is taken for whole while it is not would lose its reference.
+    name: str
+    mark: bytes
+
+
+def _note_in(source: Path) -> _Note | None:
+    """What the source at ``source`` lies on, or None; raises ``ValueError`` for a damaged note, and
+    ``OSError``: one that is taken for whole while it is not would lose its reference.
     """
     try:
-        return name_in(source / BELOW) or _UNKNOWN
+        found = _NOTE.fullmatch((source / BELOW).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        return ""
+        return None
+    if found is None:
+        raise ValueError("it is no note of what a source lies on")
+    return _Note(found[1].decode("ascii"), bytes.fromhex(found[2].decode("ascii")))
 
 
-def name_in(note: Path) -> str | None:
-    """The name of a source that a file notes, None where it holds something else."""
-    text = note.read_bytes()
-    return text.decode("ascii") if _NAME.fullmatch(text) else None
+def note_of(reference: Reference) -> str:
+    """What ``BELOW`` holds of a source that lies on ``reference``."""
+    return f"{reference.path.name} {reference.mark.hex()}"
 
 
-def _way(source: Path) -> list[Path]:
-    """The sources that the one at ``source`` lies on, from the lowest up, and itself. More than
-    there can be end in one that is not there.
+def reference_of(source: Path) -> str:
+    """The name of the reference that the source at ``source`` lies on, or nothing; of one whose
+    note of it is damaged, a name that nothing has. Raises ``OSError``.
     """
-    way = [source]
-    while name := reference_of(way[-1]):
-        way.append(source.with_name(name))
-        if len(way) > MOST_LAYERS + 1:
-            way.append(source.with_name(_UNKNOWN))
-            break
-    return way[::-1]
+    try:
+        note = _note_in(source)
+    except ValueError:
+        return _UNKNOWN
+    return note.name if note else ""
+
+
+def _mark_of(source: Path) -> bytes | None:
+    """The mark of the making of a source that others can be told against; raises ``OSError``."""
+    with open(source / SKETCH, "rb") as file:
+        mark = likeness.mark_in(file.read(16))
+    return mark if len(mark) == 8 else None
 
 
 def trees_of(source: Path) -> tuple[Path, ...]:
-    """The trees of the source at ``source``, the lowest first, whether they are there or not."""
-    return tuple(path / TREE for path in _way(source))
-
-
-def lie(trees: Sequence[Path]) -> bool:
-    """Whether the trees of a source are all there, on one that is whole: somebody may have removed
-    one by hand.
+    """The trees of the source at ``source``, the lowest first, whether they are there or not. More
+    than there can be end in one that is not.
     """
-    lowest = trees[0].parent / LISTING
-    return lowest.is_file() and all(tree.is_dir() for tree in trees)
+    way = [source]
+    while name := reference_of(way[-1]):
+        way.append(source.with_name(name if len(way) < MOST_LAYERS else _UNKNOWN))
+    return tuple(path / TREE for path in reversed(way))
+
+
+def lies(source: Path) -> bool:
+    """Whether the trees of a source are all there, on one that is whole, each on the making of the
+    next that it was made for: somebody may have removed one by hand. Raises ``OSError``.
+    """
+    for _ in range(MOST_LAYERS):
+        if not (source / TREE).is_dir():
+            return False
+        try:
+            note = _note_in(source)
+            if note is None:
+                return (source / LISTING).is_file()
+            source = source.with_name(note.name)
+            if _mark_of(source) != note.mark:
+                return False
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+            return False
+    return False
 
 
 def are_simple(
@@ -229,4 +256,12 @@ def are_simple(
             return False
         if entry.type is Kind.HARD_LINK:
             return False
+        if is_fan(path) and (entry.uid, entry.gid, entry.mode & 0o7777) != (0, 0, 0o755):
+            return False  # it would be that of whatever lies on it
     return True
+
+
+def is_fan(path: bytes) -> bool:
+    """Whether it is one of the 256 directories of git's objects."""
+    parent, _, name = path.rpartition(b"/")
+    return parent == OBJECTS.encode() and len(name) == 2 and not {*name} - _HEX

@@ -6,10 +6,10 @@ what is made are those of the node store.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from minisandbox import atomic, keys
@@ -22,26 +22,42 @@ from minisandbox.store.leases import Lease
 from minisandbox.store.nearest import References
 from minisandbox.store.objects import Checkout, Writer, missing
 from minisandbox.store.pool import Pool
-from minisandbox.store.references import Reference, trees_of
-from minisandbox.store.sources import Pools
+from minisandbox.store.references import MOST_LAYERS, Reference, trees_of
+from minisandbox.store.sources import Difference, Pools
 from minisandbox.store.streams import StoredLayer
 
 #: What shares the files and the objects of a source once they are on disk.
 _Made = tuple[Pool, Writer | None]
 
-#: A source that differs from its reference in about as many files, or fewer, is none itself: what
-#: is like it is like that one too.
+#: A source that differs from its reference in so many members, or fewer, is none itself: what is
+#: like it is like that one too.
 _FEW = 64
-#: A source that is told against a reference counts as such a part of what it is unpacked.
-_DIFFERENCE = 8
+#: One that differs in a larger share of its members waits for others of its group.
+_MUCH = 0.25
+#: How many references are read to find one that a source can lie on.
+_TRIES = 4
 
 
 @dataclass(frozen=True)
 class _Nearest:
-    """The reference that a source is most like, and whether it is not very like it."""
+    """The reference that a source is told against, and how it differs."""
 
     reference: Reference
-    far: bool
+    difference: Difference
+
+    @property
+    def far(self) -> bool:
+        """Whether what is like the source is not as much like its reference."""
+        return self.difference.changes > _FEW
+
+    @property
+    def apart(self) -> bool:
+        """Whether it is worth waiting for a nearer one that somebody is making."""
+        return self.difference.changes > _MUCH * len(self.difference.entries)
+
+
+#: Makes a source at a place that does not exist, syncs and shares it.
+Make = Callable[[Path], None]
 
 
 class SourceUnpacker:
@@ -64,36 +80,30 @@ class SourceUnpacker:
         path = self.path(digest)
         return trees_of(path) if path.is_dir() else ()
 
-    def written(self, layer: StoredLayer, size: int) -> int:
-        """About how many bytes are written for a source of a group, which is of ``size`` bytes."""
-        like = bool(self._known.names()) and self._known.share(layer.entries()) > 0
-        return size // _DIFFERENCE if like else size
-
-    def unpack(
-        self, layer: StoredLayer, work: Path, *, group: str, lease: Lease, until: ExitStack
-    ) -> None:
-        """Make the source at ``work``, which does not exist, and sync and share it. ``until`` is
-        closed when it bears its name.
+    def begin(
+        self, layer: StoredLayer, size: int, *, group: str, lease: Lease, until: ExitStack
+    ) -> tuple[int, Make]:
+        """What makes a source of ``size`` bytes, and how many bytes it writes for that. ``until``
+        is to be closed when it bears its name.
         """
         if not group:
-            self._unpack_whole(layer, work)
-            return
+            return size, partial(self._unpack_whole, layer)
         # The lease is the caller's: a reference stays until this source lies on it by name.
         known = self._known.names()
         nearest = self._nearest(layer, lease)
-        if nearest is None or nearest.far:
+        if nearest is None or nearest.apart:
             # Of those that come at once one is made first, for the others to lie on.
             with ExitStack() as alone:
                 alone.enter_context(atomic.locked(self._base / "locks" / f"group-{group}.lock"))
                 if self._known.names() != known:
                     nearest = self._nearest(layer, lease)
-                if nearest is None or nearest.far:
-                    alone.push(functools.partial(self._note, keys.hex_of(layer.digest)))
+                if nearest is None or nearest.apart:
                     until.push(alone.pop_all())
+        if nearest is None or nearest.far:
+            until.push(partial(self._note, keys.hex_of(layer.digest)))
         if nearest is None:
-            self._unpack_whole(layer, work)
-        else:
-            self._unpack_difference(layer, work, nearest)
+            return size, partial(self._unpack_whole, layer)
+        return nearest.difference.size, partial(self._unpack_difference, layer, nearest)
 
     def _note(self, name: str, failure: type[BaseException] | None, *_: object) -> None:
         if failure is None:
@@ -116,7 +126,7 @@ class SourceUnpacker:
             with ExitStack() as stack:
                 parent = stack.enter_context(reachable(work.parent))
                 objects = stack.enter_context(reachable(pool_at(self._base, "objects")))
-                unpack = functools.partial(
+                unpack = partial(
                     sources.unpack_objects,
                     entries,
                     [stack.enter_context(reachable(tree)) for tree in trees],
@@ -129,35 +139,25 @@ class SourceUnpacker:
         return fill
 
     def _unpack_whole(self, layer: StoredLayer, work: Path) -> None:
-        self._make(layer, work, lambda _: functools.partial(sources.unpack_whole, layer.tar()))
+        self._make(layer, work, partial(sources.unpack_whole, layer.tar()))
 
-    def _unpack_difference(self, layer: StoredLayer, work: Path, nearest: _Nearest) -> None:
-        try:
-            found = sources.compare(
-                layer.entries(), nearest.reference, functools.partial(_fetch, layer)
-            )
-        except sources.TooDifferent:
-            self._unpack_whole(layer, work)
-            return
+    def _unpack_difference(self, layer: StoredLayer, nearest: _Nearest, work: Path) -> None:
+        unpack = partial(
+            sources.unpack_difference,
+            nearest.difference,
+            nearest.reference,
+            referred=nearest.far,
+        )
+        self._make(layer, work, unpack)
 
-        def maker(parent: Path) -> Callable[..., _Made]:
-            del parent
-            return functools.partial(
-                sources.unpack_difference, found, nearest.reference, referred=nearest.far
-            )
-
-        self._make(layer, work, maker)
-
-    def _make(
-        self, layer: StoredLayer, work: Path, maker: Callable[[Path], Callable[..., _Made]]
-    ) -> None:
-        """Make a source by what ``maker`` gives for the directory of sources, where that can give
-        files to the ids of sandboxes; sync and share it.
+    def _make(self, layer: StoredLayer, work: Path, unpack: Callable[..., _Made]) -> None:
+        """Make a source by ``unpack``, where that can give files to the ids of sandboxes; sync and
+        share it.
         """
 
         def make(parent: Path, pools: Pools) -> None:
             with _said_of(layer):
-                made = maker(parent)(
+                made = unpack(
                     parent / work.name,
                     pools=pools,
                     idmap=self._idmap,
@@ -170,18 +170,35 @@ class SourceUnpacker:
             reachable(pool_at(self._base, "source")) as files,
             reachable(pool_at(self._base, "objects")) as objects,
         ):
-            call_carrying(self._idmap, functools.partial(make, parent, Pools(files, objects)))
+            call_carrying(self._idmap, partial(make, parent, Pools(files, objects)))
 
     def _nearest(self, layer: StoredLayer, lease: Lease) -> _Nearest | None:
         """What the source is to be told against; it stays until ``lease`` is closed."""
         if not self._known.names():
             return None  # before the layer is read
-        found = self._known.nearest(layer.entries(), lease)
-        if found is None:
-            return None
-        reference, share = found
-        changed = len(layer.entries()) * (1 - share) / (1 + share)
-        return _Nearest(reference, far=changed > _FEW)
+        entries, tries = layer.entries(), 0
+        for name, sketch, share in self._known.like(entries):
+            about = len(entries) * (1 - share) / (1 + share)
+            if not _may_lie(sketch.layers, far=about > 2 * _FEW):
+                continue
+            reference = self._known.read(name, lease)
+            if reference is not None:
+                with suppress(sources.TooDifferent):
+                    found = sources.compare(entries, reference, partial(_fetch, layer))
+                    nearest = _Nearest(reference, found)
+                    if _may_lie(reference.layers, far=nearest.far):
+                        return nearest
+            tries += 1
+            if tries == _TRIES:
+                break
+        return None
+
+
+def _may_lie(layers: int, *, far: bool) -> bool:
+    """Whether a source may lie on one of so many trees: one that is far is a reference itself, and
+    has to leave room for those that lie on it.
+    """
+    return layers + far < MOST_LAYERS
 
 
 def _share(made: _Made, work: Path) -> None:

@@ -10,7 +10,6 @@ reference.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from minisandbox.archive.members import Kind, Member
 from minisandbox.archive.reading import Reader
 from minisandbox.idmap import IdMap
 from minisandbox.store import gitobjects, likeness, listing
+from minisandbox.store.likeness import Sketch
 from minisandbox.store.listing import Entry, Recording
 from minisandbox.store.objects import OBJECTS, Checkout, Missing, Writer, missing, object_at
 from minisandbox.store.pool import Pool, kind_of_file
@@ -35,6 +35,8 @@ from minisandbox.store.references import (
     Reference,
     are_simple,
     changes,
+    is_fan,
+    note_of,
     whiteout,
 )
 
@@ -63,12 +65,18 @@ Fetch = Callable[[Collection[str]], Mapping[str, bytes]]
 @dataclass(frozen=True)
 class Difference:
     """What has to lie above a reference: ``made`` in order, of all the ``entries`` that the layer
-    has by their paths, and how to get at contents.
+    has by their paths, and how to get at contents. ``changes`` is how many members differ.
     """
 
+    changes: int
     made: Sequence[Entry]
     entries: Mapping[bytes, Entry]
     fetch: Fetch
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files in it."""
+        return sum(entry.size for entry in self.made)
 
 
 def unpack_whole(
@@ -79,7 +87,7 @@ def unpack_whole(
     idmap: IdMap,
     archive_name: str,
 ) -> tuple[Pool, Writer | None]:
-    """Make a reference of the tar ``opened`` at ``work``, which does not exist; call it through
+    """Make a whole source of the tar ``opened`` at ``work``, which does not exist; call it through
     ``idmap.call_mapped``. What it returns shares the files once they are on disk.
 
     Raises what ``archive.unpack`` does, and ``ValueError`` where git's files contradict each other.
@@ -96,18 +104,29 @@ def unpack_whole(
         if lacking is not None:
             writer = Writer(tree, pools.objects, idmap, _date(recording.entries))
             writer.write(lacking.names, lambda name: lacking.content(name, checkout), frozenset())
-    made = lacking.names if lacking else frozenset[bytes]()
-    _note(work, LISTING, listing.encode(recording.entries), made, recording.entries)
+    told = listing.encode(recording.entries)
+    by_path = {entry.path: entry for entry in recording.entries}
+    if len(by_path) == len(recording.entries) and are_simple(by_path):
+        made = lacking.names if lacking else frozenset[bytes]()
+        _note(work, LISTING, told, made, recording.entries, 1)
+    else:
+        (work / LISTING).write_bytes(told)
     return pool, writer
 
 
 def _note(
-    work: Path, told: str, data: bytes, objects: Iterable[bytes], entries: Iterable[Entry]
+    work: Path,
+    told: str,
+    data: bytes,
+    objects: Iterable[bytes],
+    entries: Collection[Entry],
+    layers: int,
 ) -> None:
     """Write what others are told against."""
     (work / told).write_bytes(data)
     (work / OBJECT_NAMES).write_bytes(b"".join(sorted(objects)))
-    (work / SKETCH).write_bytes(likeness.encode(likeness.sketch(entries)))
+    sketch = Sketch(os.urandom(8), layers, len(entries), likeness.digests(entries))
+    (work / SKETCH).write_bytes(likeness.encode(sketch))
 
 
 def unpack_difference(
@@ -134,10 +153,11 @@ def unpack_difference(
         if lacking is not None or reference.objects:
             writer = Writer(tree, pools.objects, idmap, _date(found.entries.values()))
             _write_objects(writer, lacking, reference, found.entries.keys(), checkout)
-    (work / BELOW).write_text(reference.path.name, encoding="ascii")
+    (work / BELOW).write_text(note_of(reference), encoding="ascii")
     if referred:
         made = (lacking.names if lacking else frozenset[bytes]()) ^ reference.made
-        _note(work, CHANGES, changes(found.entries, reference), made, found.entries.values())
+        told, layers = changes(found.entries, reference), reference.layers + 1
+        _note(work, CHANGES, told, made, found.entries.values(), layers)
     return pool, writer
 
 
@@ -213,7 +233,7 @@ def compare(entries: Sequence[Entry], reference: Reference, fetch: Fetch) -> Dif
     made = [by_path[path] for path in needed if path in by_path]
     made += [whiteout(path, entries[0].mtime) for path in gone]
     made.sort(key=lambda entry: entry.path)
-    return Difference(made, by_path, fetch)
+    return Difference(len(changed) + len(gone), made, by_path, fetch)
 
 
 def _stay_simple(
@@ -236,19 +256,14 @@ def _gone(by_path: Mapping[bytes, Entry], reference: Reference) -> list[bytes]:
     for path in reference.entries:
         if path in by_path:
             continue
-        if (_is_fan(path) and reference.entries[path].type is Kind.DIRECTORY) or object_at(path):
+        if (is_fan(path) and reference.entries[path].type is Kind.DIRECTORY) or object_at(path):
             continue  # what is in it is made, or hidden, with the objects
         parent = path.rpartition(b"/")[0]
         above = by_path.get(parent)
         stays = above is not None and above.type is Kind.DIRECTORY
-        if not parent or stays or _is_fan(parent):
+        if not parent or stays or is_fan(parent):
             gone.append(path)
     return gone
-
-
-def _is_fan(path: bytes) -> bool:
-    """Whether it is one of the 256 directories of git's objects."""
-    return path.rpartition(b"/")[0] == OBJECTS.encode() and len(path) == len(OBJECTS) + 3
 
 
 class _Made:
@@ -262,13 +277,9 @@ class _Made:
 
     def prepare(self, pool: Pool) -> None:
         """Get what ``pool`` lacks, at once."""
-        ahead: Counter[str] = Counter()
-        lacking: set[str] = set()
-        for entry in self._entries:
-            kind = kind_of_file(entry)
-            if entry.content and not pool.has(kind, ahead[kind]):
-                lacking.add(entry.content)
-            ahead[kind] += 1
+        is_link = pool.foresight()
+        told = [entry for entry in self._entries if entry.content]
+        lacking = {entry.content for entry in told if not is_link(kind_of_file(entry))}
         self._contents = dict(self._fetch(lacking))
 
     def __iter__(self) -> Iterator[Member]:

@@ -7,6 +7,7 @@ the pack. Files in it belong to the ids of one map, hence one subdirectory a map
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 from collections.abc import Callable, Generator
@@ -20,16 +21,19 @@ from minisandbox.idmap import IdMap, current, remove_tree
 from minisandbox.sizes import size_limit
 from minisandbox.store.budget import granted, io_budget
 from minisandbox.store.directories import make_passable, pool_at, sync_file_system
-from minisandbox.store.faults import call_carrying, explained, reachable
+from minisandbox.store.faults import StoreUnusable, call_carrying, explained, reachable
 from minisandbox.store.leases import Lease
 from minisandbox.store.listing import Recording
 from minisandbox.store.locks import open_lock, tried
 from minisandbox.store.packed import Store
 from minisandbox.store.pool import Pool
-from minisandbox.store.references import lie
+from minisandbox.store.references import lies
 from minisandbox.store.scratch import scratch_directory
-from minisandbox.store.source_unpacking import SourceUnpacker
+from minisandbox.store.source_unpacking import Make, SourceUnpacker
 from minisandbox.store.streams import StoredLayer
+
+#: How often a source is made that is gone, or whose reference is, before it can be used.
+_TRIES = 5
 
 
 def default_node_root() -> Path:
@@ -100,9 +104,12 @@ class NodeStore:
         store that holds the layer may be read-only.
         """
         target = self.path(digest)
-        unpack = functools.partial(self._unpack_layer, pool=pool)
+
+        def begin(layer: StoredLayer) -> tuple[int, Make]:
+            return size, functools.partial(self._unpack_layer, layer, pool=pool)
+
         with self._held(lease) as held:
-            return self._ensure(_Wanted(store, digest, lambda _: size), target, unpack, held)
+            return self._ensure(_Wanted(store, digest, begin), target, held)
 
     def ensure_source(
         self,
@@ -123,21 +130,20 @@ class NodeStore:
         with self._held(lease) as held:
             with explained("unpack a layer into the node store", self.base):
                 held.add(target.name)
-            found = self.source(digest)
-            if found and not lie(found):
-                self._set_aside(digest, target)
-                found = ()
-            while not found:  # what was made just now may have been found damaged, and moved
-                with ExitStack() as until:
-                    unpack = functools.partial(
-                        self._sources.unpack, group=group, lease=held, until=until
-                    )
-                    wanted = _Wanted(store, digest, lambda _: size)
-                    if group:
-                        written = functools.partial(self._sources.written, size=size)
-                        wanted = _Wanted(store, digest, written)
-                    self._ensure(wanted, target, unpack, held)
+            for _ in range(_TRIES):  # what was made just now may be found damaged, and moved
                 found = self.source(digest)
+                if found and self._lies(target):
+                    break
+                if found:
+                    self._set_aside(target)
+                with ExitStack() as until:
+                    begin = functools.partial(
+                        self._sources.begin, size=size, group=group, lease=held, until=until
+                    )
+                    self._ensure(_Wanted(store, digest, begin), target, held)
+            else:
+                error = OSError(errno.EAGAIN, f"what {target.name[:12]} lies on is always gone")
+                raise StoreUnusable("unpack a layer into the node store", self.base, error)
             with explained("use the node store", self.base):
                 # Until now they stayed because a source lies on them that is held: see
                 # ``collecting``.
@@ -155,23 +161,26 @@ class NodeStore:
             return None
         return self.derive(f"objects-{keys.short(digest, 32)}", fill, lease=lease)
 
-    def _set_aside(self, digest: str, path: Path) -> None:
+    def _lies(self, source: Path) -> bool:
+        with explained("use the node store", self.base):
+            return lies(source)
+
+    def _set_aside(self, source: Path) -> None:
         from minisandbox.store import collecting
 
         with explained("use the node store", self.base):
             self.prepare()
-            with atomic.locked(self._lock(path.name)):
-                found = self.source(digest)
-                if found and not lie(found):
-                    collecting.move(self, path, "damaged")
+            with atomic.locked(self._lock(source.name)):
+                if source.is_dir() and not lies(source):
+                    collecting.move(self, source, "damaged")
 
-    def _ensure(self, wanted: _Wanted, target: Path, unpack: _Unpack, lease: Lease) -> Path:
+    def _ensure(self, wanted: _Wanted, target: Path, lease: Lease) -> Path:
         with explained("unpack a layer into the node store", self.base):
             lease.add(target.name)
             if not target.is_dir():
                 self.prepare()
                 make_passable(target.parent)
-                fill = functools.partial(self._fill, wanted, unpack)
+                fill = functools.partial(self._fill, wanted)
                 atomic.ensure_directory(target, self._lock(target.name), fill)
         return target
 
@@ -239,16 +248,17 @@ class NodeStore:
     def _lock(self, value: str) -> Path:
         return self._locks / f"{value}.lock"
 
-    def _fill(self, wanted: _Wanted, unpack: _Unpack, work: Path) -> None:
+    def _fill(self, wanted: _Wanted, work: Path) -> None:
         """Unpack into ``work``, under the lock of the digest."""
         name = keys.hex_of(wanted.digest)
         self._remove_abandoned(work.parent, name)
         with wanted.store.stored(wanted.digest) as layer:
-            limit, size = size_limit(), wanted.written(layer)
+            size, make = wanted.begin(layer)
+            limit = size_limit()
             self._make_room(limit, name, size)
             with granted(self.root / "budget", io_budget(self.root), size):
                 try:
-                    unpack(layer, work)
+                    make(work)
                     if limit:
                         self._account(name, self._measured(work))
                 except BaseException:
@@ -324,15 +334,13 @@ class NodeStore:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A layer that is asked for, and how many bytes are thought to be written for it."""
+    """A layer that is asked for. ``begin`` gives of the stored one how many bytes are written for
+    it, and what makes it.
+    """
 
     store: Store
     digest: str
-    written: Callable[[StoredLayer], int]
-
-
-#: Makes a layer: the stored one, and the directory to make.
-_Unpack = Callable[[StoredLayer, Path], None]
+    begin: Callable[[StoredLayer], tuple[int, Make]]
 
 
 def derived_name(kind: str, of: str, by: str) -> str:

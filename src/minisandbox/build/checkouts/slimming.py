@@ -7,7 +7,7 @@ from minisandbox.build.workshop import Workshop
 
 
 def slim(shop: Workshop) -> None:
-    """Remove objects of distutils from the checkout, and debugging information from libraries.
+    """Remove objects of setuptools from the checkout, and debugging information from libraries.
 
     Raises ``StageFailed``.
     """

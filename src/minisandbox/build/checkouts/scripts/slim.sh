@@ -1,8 +1,8 @@
-# slim.sh: leave out of /testbed what an install compiled and nothing reads again. Prints how much that was.
+# slim.sh: leave out of /testbed what an install compiled and nothing needs again. Prints how much that was.
 #
-# distutils compiles into build/temp.<platform>, and never looks at an object there again: where a source is newer it
-# compiles all of an extension anew, elsewhere it looks at the library alone. The sections of libraries for
-# debuggers are for people; they are most of what CPython's own flags (-g) make. Files of the repository stay as they are.
+# setuptools compiles all of an extension anew where a source of it is newer, whatever objects are there. Where others
+# build in its directory (CMake, ninja, make), or a static library is made of objects, these are looked at again, and
+# stay. The sections of libraries for debuggers are for people. Files of the repository stay as they are.
 set -eu
 cd /testbed
 export GIT_CONFIG_GLOBAL=/dev/null LC_ALL=C.UTF-8
@@ -15,26 +15,57 @@ made() {
     done
 }
 size() {
-    du -b -c --files0-from="$1" | tail -n 1 | cut -f 1
+    xargs -0 -r stat -c %s -- < "$1" | awk '{ sum += $1 } END { printf "%d\n", sum }'
+}
+# Whether something else than setuptools builds in a directory or above it, up to build/temp.*.
+is_built_in() {
+    local folder=$1 name
+    while :; do
+        for name in CMakeCache.txt CMakeFiles build.ninja .ninja_log Makefile; do
+            [ ! -e "$folder/$name" ] || return 0
+        done
+        case ${folder##*/} in build.* | build | temp.*) return 1 ;; esac
+        case $folder in */*) folder=${folder%/*} ;; *) return 1 ;; esac
+    done
 }
 
-list=$(mktemp)
-trap 'rm -f "$list"' EXIT
-made ':(glob)**/build/temp.*/**/*.o' > "$list"
+list=$(mktemp) && archived=$(mktemp)
+trap 'rm -f "$list" "$archived"' EXIT
+made ':(glob)**/build/temp.*/**/*.a' | xargs -0 -r -n 1 ar t 2> /dev/null > "$archived" || :
+made ':(glob)**/build/temp.*/**/*.o' | while IFS= read -r -d '' path; do
+    if ! is_built_in "${path%/*}" && ! grep -qxF -- "${path##*/}" "$archived"; then
+        printf '%s\0' "$path"
+    fi
+done > "$list"
 if [ -s "$list" ]; then
     echo "$(size "$list") bytes of object files left out"
     xargs -0 rm -f -- < "$list"
 fi
+
 command -v strip > /dev/null && command -v readelf > /dev/null || exit 0
-# Only those that have any: to write a file of a layer below again would put all of it into this one.
+# Only those that have any: to write a file of a layer below again would put all of it into this one. And only what
+# ends with its section headers: strip would drop what somebody appended.
 made '*.so' '*.so.*' | while IFS= read -r -d '' path; do
-    if readelf -S -W -- "$path" 2> /dev/null | grep -q ' \.z\?debug_'; then
+    end=$(readelf -h -W -- "$path" 2> /dev/null | awk -F: '
+        /Start of section headers/ { start = $2 + 0 }
+        /Size of section headers/ { each = $2 + 0 }
+        /Number of section headers/ { number = $2 + 0 }
+        END { print start + each * number }')
+    if [ "$end" = "$(stat -c %s -- "$path")" ] &&
+        readelf -S -W -- "$path" 2> /dev/null | grep -q ' \.z\?debug_'; then
         printf '%s\0' "$path"
     fi
 done > "$list"
 if [ -s "$list" ]; then
     before=$(size "$list")
-    # What it does not understand stays as it is.
-    xargs -0 -n 1 strip --strip-debug -- < "$list" 2> /dev/null || :
+    while IFS= read -r -d '' path; do
+        # What it does not understand stays as it is.
+        if strip --strip-debug -o "$path.slim" -- "$path" 2> /dev/null && [ -s "$path.slim" ]; then
+            chmod --reference="$path" -- "$path.slim"
+            mv -f -- "$path.slim" "$path"
+        else
+            rm -f -- "$path.slim"
+        fi
+    done < "$list"
     echo "$((before - $(size "$list"))) bytes for debuggers left out"
 fi
