@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import zstandard
 
@@ -119,8 +119,9 @@ def decode(data: bytes) -> list[Entry]:
     """What ``encode`` made; raises ``ValueError``, also for what another version of it made."""
     try:
         told = json.loads(zstandard.decompress(data, max_output_size=_LIMIT))
-        if told["version"] != _VERSION:
+        if not isinstance(told, dict) or cast("dict[str, Any]", told).get("version") != _VERSION:
             raise ValueError("it is a listing of another version")
+        rows = cast("dict[str, Any]", told)["rows"]
         return [
             Entry(
                 os.fsencode(path),
@@ -134,7 +135,7 @@ def decode(data: bytes) -> list[Entry]:
                 content,
                 {os.fsencode(name): bytes.fromhex(value) for name, value in xattrs.items()},
             )
-            for path, kind, mode, uid, gid, mtime, linkname, size, content, xattrs in told["rows"]
+            for path, kind, mode, uid, gid, mtime, linkname, size, content, xattrs in rows
         ]
     except (zstandard.ZstdError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"it is no listing: {error}") from None
