@@ -454,6 +454,11 @@ def fan_of(content: bytes) -> str:
     return "objects/" + hashlib.sha1(b"blob %d\0%b" % (len(content), content)).hexdigest()[:2]
 
 
+def flipped(data: bytes) -> bytes:
+    """With another last byte, whatever it was."""
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
@@ -461,7 +466,7 @@ def fan_of(content: bytes) -> str:
         (lambda files: files.update(HEAD=b"ref: refs/heads/gone\n"), "no reference"),
         (lambda files: files.update(HEAD=b"0" * 40 + b"\n"), "is not there"),
         (lambda files: files.update(HEAD=b"0" * 9000), "its HEAD is none of git's"),
-        (lambda files: files.update(index=files["index"][:-1] + b"\0"), "the checksum"),
+        (lambda files: files.update(index=flipped(files["index"])), "the checksum"),
         (lambda files: files.update(index=b""), "too short"),
         (lambda files: files.update(index=index_of(b"d/" * 3000 + b"f")), "more than 4096 bytes"),
         (lambda files: files.update({fan_of(b"content\n"): b"no directory"}), "is no directory"),

@@ -246,16 +246,16 @@ def test_sources_lie_on_one_another_up_to_a_depth(place: Place) -> None:
     for ref in refs:
         place.node.ensure_source(place.store, ref.digest, group="g")
     depths = [len(place.node.source(ref.digest)) for ref in refs]
-    # One more is left for those that differ from the last of them in little.
-    assert max(depths) == MOST_LAYERS - 1
-    assert depths[: MOST_LAYERS - 1] == [*range(1, MOST_LAYERS)]
-    tree = place.root / "trees" / f"chain-{MOST_LAYERS + 3}"
+    # One more is left for what is near the deepest; what is far from the others begins anew.
+    assert depths == [*range(1, MOST_LAYERS), *range(1, 6)]
+    deepest = refs[MOST_LAYERS - 2]
+    tree = place.root / "trees" / f"chain-{MOST_LAYERS - 2}"
     noted = {*(place.node.base / "references").iterdir()}
     for number in range(3):
         (tree / "testbed/f1").write_bytes(b"a bug, number %d\n" % number)
         bug = place.store.add("source", tree, date=DATE, idmap=place.idmap)
         found = place.node.ensure_source(place.store, bug.digest, group="g")
-        assert found[:-1] == place.node.source(refs[-1].digest)
+        assert found[:-1] == place.node.source(deepest.digest)
     assert {*(place.node.base / "references").iterdir()} == noted
     assert all(found.problem is None for found in verify_node(place.node, place.store))
 

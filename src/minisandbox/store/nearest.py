@@ -21,7 +21,7 @@ _LEAST = 0.3
 #: Nor can it lie on one with so many times its members, which somebody would have to read.
 _LARGER = 2
 #: References that a process keeps in memory, each some megabytes.
-_KEPT = 8
+_KEPT = 12
 
 
 class References:

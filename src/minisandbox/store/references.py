@@ -24,7 +24,7 @@ from minisandbox.store.pool import Slots, kind_of_file
 TREE, LISTING, CHANGES, OBJECT_NAMES, BELOW = "tree", "listing", "changes", "objects", "below"
 SKETCH = "sketch"
 
-#: Sources that may lie on one another: overlayfs looks a new directory up in each of them.
+#: Sources that may lie on one another: overlayfs looks into each of them (see ADR 0020).
 MOST_LAYERS = 8
 
 _NOTE = re.compile(rb"([0-9a-f]{64}) ([0-9a-f]{16})")

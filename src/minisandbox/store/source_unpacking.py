@@ -32,7 +32,8 @@ _Made = tuple[Pool, Writer | None]
 #: A source that differs from its reference in so many members, or fewer, is none itself: what is
 #: like it is like that one too.
 _FEW = 64
-#: One that differs in a larger share of its members waits for others of its group.
+#: One that differs in a larger share of its members waits for others of its group, or is whole
+#: where nearer ones are as deep as can be.
 _MUCH = 0.25
 #: How many references are read to find one that a source can lie on.
 _TRIES = 4
@@ -176,11 +177,14 @@ class SourceUnpacker:
         """What the source is to be told against; it stays until ``lease`` is closed."""
         if not self._known.names():
             return None  # before the layer is read
-        entries, tries = layer.entries(), 0
+        entries, tries, passed_over = layer.entries(), 0, False
         for name, sketch, share in self._known.like(entries):
             about = len(entries) * (1 - share) / (1 + share)
             if not _may_lie(sketch.layers, far=about > 2 * _FEW):
+                passed_over = True
                 continue
+            if passed_over and about > _MUCH * len(entries):
+                return None  # nearer ones are as deep as can be: a whole one begins anew
             reference = self._known.read(name, lease)
             if reference is not None:
                 with suppress(sources.TooDifferent):
