@@ -241,6 +241,19 @@ def test_what_a_chain_of_sources_lies_on_stays(place: Place) -> None:
     assert names_of(collect(place.node, 1)) == gone
 
 
+def test_what_was_computed_of_a_source_keeps_all_young_that_it_lies_on(place: Place) -> None:
+    refs = place.chain(3)
+    trees = [place.node.ensure_source(place.store, ref.digest, group="g")[-1] for ref in refs]
+    name = derived_name("objects", refs[2].digest, refs[2].digest)
+    made = place.node.derive(name, lambda work: work.mkdir())
+    other = place.node.ensure(place.store, place.layer(1).digest)
+    folders = [tree.parent for tree in trees]
+    for ago, path in zip((900, 800, 700, 100, 500), (*folders, made, other), strict=True):
+        place.used(path, ago)
+    sources = [tree.parent.name for tree in reversed(trees)]
+    assert names_of(collect(place.node, 1)) == [other.name, name, *sources]
+
+
 def test_sources_lie_on_one_another_up_to_a_depth(place: Place) -> None:
     refs = place.chain(MOST_LAYERS + 4)
     for ref in refs:

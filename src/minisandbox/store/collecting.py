@@ -227,15 +227,16 @@ def _oldest_first(items: Sequence[Item]) -> list[Item]:
     names = [item.name for item in items if item.kind != "derived"]
     height = dict.fromkeys(below, 1)  # above layers, as byte-code is not
     for item in items:
-        lower = item.name
+        for name in owners_of(item, names):
+            used[name] = max(used.get(name, 0.0), item.last_use)
+    for item in items:
+        lower, young = item.name, used[item.name]
         for number in range(2, MOST_LAYERS + 2):
             lower = below.get(lower, "")
             if not lower:
                 break
-            used[lower] = max(used.get(lower, 0.0), item.last_use)
+            used[lower] = max(used.get(lower, 0.0), young)
             height[lower] = max(height.get(lower, 0), number)
-        for name in owners_of(item, names):
-            used[name] = max(used.get(name, 0.0), item.last_use)
     order = {"derived": 0, "layer": 1}
     return sorted(
         items, key=lambda i: (used[i.name], order.get(i.kind, height.get(i.name, 1)), i.name)

@@ -42,7 +42,7 @@ if [ -s "$list" ]; then
     xargs -0 rm -f -- < "$list"
 fi
 
-command -v strip > /dev/null && command -v readelf > /dev/null || exit 0
+for program in strip readelf awk; do command -v "$program" > /dev/null || exit 0; done
 # Only those that have any: to write a file of a layer below again would put all of it into this one. And only what
 # ends with its section headers: strip would drop what somebody appended.
 made '*.so' '*.so.*' | while IFS= read -r -d '' path; do
