@@ -157,7 +157,10 @@ class Client:
     def raw(self, request: bytes) -> bytes:
         with socket.create_connection(("127.0.0.1", self.port), timeout=20) as connection:
             connection.sendall(request)
-            connection.shutdown(socket.SHUT_WR)
+            try:
+                connection.shutdown(socket.SHUT_WR)
+            except OSError as error:  # ENOTCONN: the other side was faster
+                raise ConnectionResetError(str(error)) from error
             answer = b""
             while piece := connection.recv(65536):
                 answer += piece
