@@ -106,8 +106,7 @@ def _needs(folder: Path, items: Sequence[Item]) -> _Needs:
     """Empty where there is no manifest: a node store serves any number of caches."""
     from minisandbox.runtime import open_cache
     from minisandbox.runtime.cache import MANIFEST_NAME
-    from minisandbox.store.references import MOST_LAYERS
-    from minisandbox.store.usage import owners_of
+    from minisandbox.store.usage import lower_of, owners_of
 
     kinds: dict[str, str] = {}
     instances: defaultdict[str, list[str]] = defaultdict(list)
@@ -119,15 +118,13 @@ def _needs(folder: Path, items: Sequence[Item]) -> _Needs:
             kinds[name] = layer.kind
             instances[name].append(row.instance_id)
     names = [item.name for item in items]
-    below = {item.name: item for item in items}
+    by_name = {item.name: item for item in items}
     for item in items:
         for owner in owners_of(item, names):
             instances[item.name] += instances.get(owner, [])
-        own, lower = list(instances.get(item.name, [])), below.get(item.below)
-        for _ in range(MOST_LAYERS):
-            if lower is not None:
-                instances[lower.name] += own
-                lower = below.get(lower.below)
+        own = list(instances.get(item.name, []))
+        for lower in lower_of(item, by_name):
+            instances[lower.name] += own
     unique = {name: list(dict.fromkeys(ids)) for name, ids in instances.items()}
     return _Needs(kinds, unique)
 

@@ -33,16 +33,9 @@ from minisandbox.store.faults import (
     readable,
 )
 from minisandbox.store.listing import Entry
-from minisandbox.store.objects import OBJECTS, Checkout, missing, object_at
+from minisandbox.store.objects import OBJECTS, Checkout, Missing, missing, object_at
 from minisandbox.store.packed import Store
-from minisandbox.store.references import (
-    LISTING,
-    SKETCH,
-    Reference,
-    lies,
-    reference_of,
-    trees_of,
-)
+from minisandbox.store.references import LISTING, SKETCH, Reference, lies, reference_of
 from minisandbox.store.streams import StoredLayer
 from minisandbox.store.usage import DAMAGED, FOLDERS, POOL, items_in
 from minisandbox.store.walking import walk
@@ -260,9 +253,9 @@ def _compare(layer: StoredLayer, trees: Sequence[Path], idmap: IdMap, kind: str)
             expected.add(path)
     extra = {path: held for path, held in shown.items() if path not in expected}
     if kind == "source":
-        _compare_objects(entries, trees, extra, found)
+        lacking = _compare_objects(entries, trees, extra, found)
         if not found.sentences:
-            _compare_books(trees[0].parent, listed, found)
+            _compare_books(trees[0].parent, entries, lacking, found)
     for path, held in extra.items():
         found.add(path, "is not in the layer", held)
     return found
@@ -350,13 +343,15 @@ def _compare_objects(
     trees: Sequence[Path],
     extra: dict[bytes, _Held],
     found: _Problems,
-) -> None:
-    """Check git's objects that were made here, and take them out of ``extra``.
+) -> Missing | None:
+    """Check git's objects that were made here, and take them out of ``extra``; returns which they
+    are, as ``missing`` does.
 
     Where a damaged file hides which objects there should be, those that are there must be what
     their names say.
     """
     fans = OBJECTS.encode() + b"/"
+    lacking = None
     with Checkout(trees) as checkout:
         try:
             lacking = missing(entries.keys(), checkout)
@@ -375,6 +370,7 @@ def _compare_objects(
                 found.add(path.encode(), "has another content", held)
     for path in [path for path in extra if path.startswith(fans) and _is_directory(extra[path])]:
         del extra[path]
+    return lacking
 
 
 def _is_object(data: bytes, name: bytes) -> bool:
@@ -384,9 +380,10 @@ def _is_object(data: bytes, name: bytes) -> bool:
         return False
 
 
-def _compare_books(source: Path, entries: Sequence[Entry], found: _Problems) -> None:
+def _compare_books(
+    source: Path, entries: Mapping[bytes, Entry], lacking: Missing | None, found: _Problems
+) -> None:
     """Check what others are told against, if others can be told against this source."""
-    by_path = {entry.path: entry for entry in entries}
     try:
         digests = likeness.decode((source / SKETCH).read_bytes()).digests
     except FileNotFoundError:
@@ -394,10 +391,8 @@ def _compare_books(source: Path, entries: Sequence[Entry], found: _Problems) -> 
     except (OSError, ValueError):
         digests = ()
     kept = Reference.read(source)
-    with Checkout(trees_of(source)[::-1]) as checkout:
-        lacking = missing(by_path.keys(), checkout)
     made = lacking.names if lacking else frozenset[bytes]()
-    if [*digests] != [*likeness.digests(entries)]:
+    if [*digests] != [*likeness.digests(entries.values())]:
         found.add(SKETCH.encode(), "is not that of its files")
-    elif kept is None or kept.entries != by_path or kept.made != made:
+    elif kept is None or kept.entries != entries or kept.made != made:
         found.add(LISTING.encode(), "is not that of its files")

@@ -22,7 +22,7 @@ from minisandbox.store.account import Account
 from minisandbox.store.faults import StoreUnusable, call_carrying, explained, reachable
 from minisandbox.store.locks import tried
 from minisandbox.store.nearest import References
-from minisandbox.store.references import MOST_LAYERS, reference_of
+from minisandbox.store.references import reference_of
 from minisandbox.store.usage import (
     DAMAGED,
     FOLDERS,
@@ -34,6 +34,7 @@ from minisandbox.store.usage import (
     Survey,
     in_use,
     last_use,
+    lower_of,
     owners_of,
     survey,
     waste_in,
@@ -223,20 +224,17 @@ def _oldest_first(items: Sequence[Item]) -> list[Item]:
     of.
     """
     used = {item.name: item.last_use for item in items}
-    below = {item.name: item.below for item in items if item.kind == "source"}
+    sources = {item.name: item for item in items if item.kind == "source"}
     names = [item.name for item in items if item.kind != "derived"]
-    height = dict.fromkeys(below, 1)  # above layers, as byte-code is not
+    height = dict.fromkeys(sources, 1)  # above layers, as byte-code is not
     for item in items:
         for name in owners_of(item, names):
             used[name] = max(used.get(name, 0.0), item.last_use)
     for item in items:
-        lower, young = item.name, used[item.name]
-        for number in range(2, MOST_LAYERS + 2):
-            lower = below.get(lower, "")
-            if not lower:
-                break
-            used[lower] = max(used.get(lower, 0.0), young)
-            height[lower] = max(height.get(lower, 0), number)
+        young = used[item.name]
+        for number, lower in enumerate(lower_of(item, sources), 2):
+            used[lower.name] = max(used[lower.name], young)
+            height[lower.name] = max(height[lower.name], number)
     order = {"derived": 0, "layer": 1}
     return sorted(
         items, key=lambda i: (used[i.name], order.get(i.kind, height.get(i.name, 1)), i.name)

@@ -18,7 +18,7 @@ from typing import Literal
 from minisandbox.idmap import IdMap
 from minisandbox.store.faults import call_carrying, reachable
 from minisandbox.store.locks import try_flock
-from minisandbox.store.references import reference_of
+from minisandbox.store.references import MOST_LAYERS, reference_of
 from minisandbox.store.walking import walk
 
 Kind = Literal["layer", "source", "derived"]
@@ -190,6 +190,16 @@ def _measure_all(base: Path, paths: Sequence[Path], idmap: IdMap) -> list[Tree]:
 
 def _measure_each(paths: Iterable[Path]) -> list[Tree]:
     return [measure(path) for path in paths]
+
+
+def lower_of(item: Item, by_name: Mapping[str, Item]) -> Iterator[Item]:
+    """The sources that a source lies on, the next one first; damaged notes may make a circle."""
+    for _ in range(MOST_LAYERS):
+        lower = by_name.get(item.below) if item.below else None
+        if lower is None:
+            return
+        yield lower
+        item = lower
 
 
 def owners_of(item: Item, names: Iterable[str]) -> list[str]:
