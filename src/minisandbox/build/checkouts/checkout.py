@@ -21,7 +21,7 @@ from minisandbox.build.workshop import TOOLS, Workshop, layer_date
 from minisandbox.errors import StageFailed
 from minisandbox.records.layer import LayerRef
 from minisandbox.records.plan import History
-from minisandbox.sandbox import Bind, Limits
+from minisandbox.sandbox import Bind, Limits, Result
 from minisandbox.store import Store
 
 INDEX = "testbed/.git/index"
@@ -130,14 +130,14 @@ def commit_install(shop: Workshop, *, date: int) -> Head:
     """Record what the install step changed: tracked files in a commit of ``date`` on top, other
     files as excluded.
     """
-    result = shop.run(
-        ["/bin/bash", "-s", "--", str(date), str(layer_date("instance"))],
-        stdin=script("commit.sh"),
-        failure="install",
+    result = run_script(
+        shop,
+        "commit.sh",
+        str(date),
+        str(layer_date("instance")),
         what="committing the install",
         purpose="commit",
         timeout=600,
-        quiet=True,
     )
     commit, tree = result.text.split()[-2:]
     normalise_index(shop)
@@ -200,6 +200,23 @@ def scripts_digest(folder_name: str = "") -> str:
         (item for item in folder.iterdir() if item.is_file()), key=lambda item: item.name
     )
     return keys.digest_of([[item.name, item.read_text(encoding="utf-8")] for item in files])
+
+
+def run_script(
+    shop: Workshop, name: str, *words: str, what: str, purpose: str, timeout: float
+) -> Result:
+    """Run one of the scripts that work on what was installed; raises ``StageFailed`` of kind
+    ``install``.
+    """
+    return shop.run(
+        ["/bin/bash", "-s", "--", *words],
+        stdin=script(name),
+        failure="install",
+        what=what,
+        purpose=purpose,
+        timeout=timeout,
+        quiet=True,
+    )
 
 
 def script(name: str) -> bytes:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
 
+from minisandbox.build.checkouts.checkout import run_script
 from minisandbox.build.workshop import Workshop
 from minisandbox.errors import SandboxFileError, StageFailed
 from minisandbox.runtime.instance import TESTBED
@@ -53,15 +53,7 @@ class KeptGit:
         that cannot be done.
         """
         shop.end_processes()
-        shop.run(
-            ["/bin/bash", "-s"],
-            stdin=_script("restore.sh"),
-            failure="install",
-            what="putting git back",
-            purpose="history",
-            timeout=_TIMEOUT,
-            quiet=True,
-        )
+        run_script(shop, "restore.sh", what="putting git back", purpose="history", timeout=_TIMEOUT)
         found = frozenset(_objects(shop))
         if lost := self.objects - found:
             raise StageFailed(
@@ -97,14 +89,14 @@ def lent_history(shop: Workshop, mirror: str, commit: str) -> Generator[KeptGit]
     bound at ``mirror``. Gives what :meth:`KeptGit.restore` can be called on again.
     """
     kept = KeptGit.of(shop)
-    shop.run(
-        ["/bin/bash", "-s", "--", mirror, commit],
-        stdin=_script("history.sh"),
-        failure="install",
+    run_script(
+        shop,
+        "history.sh",
+        mirror,
+        commit,
         what="lending the history",
         purpose="history",
         timeout=_TIMEOUT,
-        quiet=True,
     )
     yield kept
     kept.restore(shop)
@@ -115,7 +107,3 @@ def _objects(shop: Workshop) -> list[str]:
     if listed.exit_code != 0 or listed.truncated:
         raise StageFailed("install", f"{_GIT}/objects cannot be read: {listed.stderr_text[-200:]}")
     return listed.stdout.decode("utf-8", "surrogateescape").splitlines()
-
-
-def _script(name: str) -> bytes:
-    return (resources.files("minisandbox.build.checkouts") / "scripts" / name).read_bytes()

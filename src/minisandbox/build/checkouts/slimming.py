@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minisandbox.build.checkouts.checkout import script
+from minisandbox.build.checkouts.checkout import run_script
 from minisandbox.build.workshop import Workshop
 
 
@@ -11,12 +11,10 @@ def slim(shop: Workshop) -> None:
 
     Raises ``StageFailed``.
     """
-    shop.run(
-        ["/bin/bash", "-s"],
-        stdin=script("slim.sh"),
-        failure="install",
+    run_script(
+        shop,
+        "slim.sh",
         what="leaving out what the install compiled on its way",
         purpose="slim",
         timeout=600,
-        quiet=True,
     )
